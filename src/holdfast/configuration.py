@@ -1,8 +1,8 @@
 r"""Recipes as values: frozen dataclasses that become JSON and come back equal.
 
-A recipe (an importance, an approximation, a history, a stream, …) is a frozen dataclass. Members of an
-axis are listed in one literal dict, ``name -> class``; everything else that needs the list (the command
-line, error messages, documentation, tests) reads that dict.
+A recipe (an importance, an approximation, a history, a stream, …) is a frozen dataclass. Members
+of an axis are listed in one literal dict, ``name -> class``; everything else that needs the list
+(the command line, error messages, documentation, tests) reads that dict.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ _REGISTRIES: dict[type, tuple[str, Registry]] = {}  # axis (base class) -> (its 
 
 
 def register(axis: type, noun: str, members: Registry) -> Registry:
-    """Declare the members of an axis, so that a field typed with the axis can be read from JSON."""
+    """Declare the members of an axis, so that a field of that type can be read from JSON."""
     _REGISTRIES[axis] = (noun, members)
     return members
 
@@ -47,7 +47,7 @@ def to_json(value: Any) -> Any:
     """A recipe as plain JSON values; members of a registered axis carry their name.
 
     Raises:
-        TypeError: A value that JSON cannot hold, such as a function, is part of the recipe.
+        TypeError: A value that JSON cannot hold is part of the recipe.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
@@ -55,6 +55,9 @@ def to_json(value: Any) -> Any:
             for key, cls in members.items():
                 if type(value) is cls:
                     return {"name": key, **fields}
+        for axis in _REGISTRIES:  # a member of one's own goes by the name of its class
+            if isinstance(value, axis):
+                return {"name": f"{type(value).__module__}:{type(value).__qualname__}", **fields}
         return fields
     if isinstance(value, Mapping):
         return {str(k): to_json(v) for k, v in value.items()}
@@ -62,14 +65,16 @@ def to_json(value: Any) -> Any:
         return [to_json(v) for v in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if callable(value):  # written for people and for comparison; it cannot be read back
+        return f"{value.__module__}:{value.__qualname__}"
     raise TypeError(f"{type(value).__name__} {value!r} has no JSON form")
 
 
 def from_json(kind: Any, data: Any, what: str = "") -> Any:
     """Build a value of type ``kind`` from what :func:`to_json` returned.
 
-    ``kind`` may be a dataclass, the base class of a registered axis, or any annotation a field of a
-    recipe carries. ``what`` is the path of the field, for messages.
+    ``kind`` may be a dataclass, the base class of a registered axis, or any annotation a field of
+    a recipe carries. ``what`` is the path of the field, for messages.
     """
     what = what or getattr(kind, "__name__", str(kind))
     if kind in _REGISTRIES:

@@ -1,0 +1,83 @@
+r"""What we can afford: one pass over the rows of W becomes Ω̂."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdfast.hashing import Draw
+from holdfast.matrices import Offset, PSDMatrix
+from holdfast.parameters import ParameterSpace
+from holdfast.rows import RowBatch
+
+__all__ = ["Approximation", "Setting", "positive"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where an approximation works: the held parameters, the randomness, the device."""
+
+    space: ParameterSpace
+    draw: Draw
+    device: torch.device = torch.device("cpu")  # noqa: RUF009  # immutable
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def dim(self) -> int:
+        """The number m of held entries."""
+        return self.space.dim
+
+    def zeros(self, *shape: int) -> Tensor:
+        """A zero tensor where rows are accumulated."""
+        return torch.zeros(shape, device=self.device, dtype=self.dtype)
+
+    def nbytes(self, count: int) -> int:
+        """Bytes of ``count`` numbers."""
+        return count * torch.empty(0, dtype=self.dtype).element_size()
+
+
+class Approximation(ABC):
+    r"""A recipe for :math:`\hat\Omega \approx \sum_i w_i w_i^\top`; never learns what a network is.
+
+    Must implement: :meth:`start`, :meth:`update`, :meth:`finish`. May implement: :meth:`nbytes` (so
+    that memory is refused before it is taken), :meth:`add` (where adding two matrices is more than
+    adding entries), :meth:`hash_ids` (where randomness must never be shared).
+    """
+
+    @abstractmethod
+    def start(self, setting: Setting) -> Any:
+        """An empty state, of any kind."""
+
+    @abstractmethod
+    def update(self, state: Any, rows: RowBatch) -> None:
+        """Take more rows into the state, in place."""
+
+    @abstractmethod
+    def finish(self, state: Any) -> PSDMatrix:
+        """The sum over all rows; it is divided by n elsewhere, once."""
+
+    def nbytes(self, setting: Setting) -> int:
+        """An estimate of the bytes needed while consolidating, beside the network."""
+        return 0
+
+    def hash_ids(self, setting: Setting) -> tuple[str, ...]:
+        """Names of the hash functions drawn, which no other task may share."""
+        return ()
+
+    def add(self, old: PSDMatrix, offset: Offset, new: PSDMatrix) -> tuple[PSDMatrix, Offset]:
+        """Old + new, with the offset of the sum; ``new`` has none. Weights are already in."""
+        if type(old) is not type(new) or not hasattr(old, "__add__"):
+            raise TypeError(f"{type(self).__name__} does not say how to add {old!r} and {new!r}")
+        return old + new, offset
+
+    def embed(self, matrix: PSDMatrix, space: ParameterSpace, index: Tensor) -> PSDMatrix:
+        """The matrix in a larger parameter space."""
+        return matrix.expand(space.dim, index)
+
+
+def positive(name: str, value: object) -> None:
+    """Refuse a count that is not a positive integer."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} must be a positive integer, got {value!r}")

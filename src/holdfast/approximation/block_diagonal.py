@@ -1,0 +1,60 @@
+"""Exact blocks along the diagonal."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor
+
+from holdfast.approximation.base import Approximation, Setting, positive
+from holdfast.matrices import BlockDiagonalMatrix, PSDMatrix
+from holdfast.parameters import ParameterSpace
+from holdfast.rows import RowBatch
+
+__all__ = ["BlockDiagonal"]
+
+
+@dataclass(frozen=True)
+class BlockDiagonal(Approximation):
+    """Blocks of the flat parameter vector; everything between blocks is dropped.
+
+    Args:
+        size: Contiguous blocks of this many entries, across layer borders, the last one smaller.
+        by: "size", or "layer" for one block per module (weight and bias together).
+    """
+
+    size: int = 50
+    by: Literal["size", "layer"] = "size"
+
+    def __post_init__(self) -> None:
+        positive("size", self.size)
+        if self.by not in ("size", "layer"):
+            raise ValueError(f"by must be 'size' or 'layer', got {self.by!r}")
+
+    def shapes(self, space: ParameterSpace) -> list[tuple[int, int]]:
+        """(count, size) of every stack of blocks, in order."""
+        if self.by == "layer":
+            return [(1, end - start) for start, end in space.layers.values()]
+        count, rest = divmod(space.dim, self.size)
+        stacks = [(count, self.size)] if count else []
+        return stacks + ([(1, rest)] if rest else [])
+
+    def start(self, setting: Setting) -> list[Tensor]:
+        return [setting.zeros(k, b, b) for k, b in self.shapes(setting.space)]
+
+    def update(self, state: Any, rows: RowBatch) -> None:
+        sizes = [stack.shape[0] * stack.shape[1] for stack in state]
+        for block in rows.blocks():
+            for stack, piece in zip(state, block.split(sizes, 1), strict=True):
+                k, b = stack.shape[:2]
+                columns = piece.reshape(-1, k, b).transpose(0, 1)  # (k, rows, b)
+                stack.baddbmm_(columns.transpose(1, 2), columns)
+
+    def finish(self, state: Any) -> BlockDiagonalMatrix:
+        return BlockDiagonalMatrix(state)
+
+    def nbytes(self, setting: Setting) -> int:
+        return setting.nbytes(sum(k * b * b for k, b in self.shapes(setting.space)))
+
+    def embed(self, matrix: PSDMatrix, space: ParameterSpace, index: Tensor) -> PSDMatrix:
+        assert isinstance(matrix, BlockDiagonalMatrix)
+        return matrix.project(index, self.shapes(space))

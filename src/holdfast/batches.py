@@ -1,0 +1,132 @@
+"""What a batch is: how it goes through a model, where its labels are, how it is cut and joined.
+
+A batch is a tuple ``(inputs, labels, …)`` or a mapping with a ``"labels"`` entry, of tensors whose
+first dimension is the example. Anything else still works where it need not be cut.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+__all__ = ["cut", "forward", "join", "labels", "move", "rebuild", "signature", "size", "tensors"]
+
+
+def forward(model: nn.Module, batch: Any) -> Any:
+    """The default forward pass: ``model(batch[0])``, or ``model(**batch)`` without the labels.
+
+    An output with a ``logits`` attribute is replaced by it.
+    """
+    if isinstance(batch, Mapping):
+        outputs = model(**{k: v for k, v in batch.items() if k != "labels"})
+    elif isinstance(batch, Sequence) and not isinstance(batch, str | bytes):
+        outputs = model(batch[0])
+    else:
+        outputs = model(batch)
+    return getattr(outputs, "logits", outputs)
+
+
+def labels(batch: Any) -> Any:
+    """The labels of a batch: ``batch["labels"]`` or ``batch[1]``.
+
+    Raises:
+        ValueError: The batch has none.
+    """
+    if isinstance(batch, Mapping):
+        if batch.get("labels") is not None:
+            return batch["labels"]
+        got = f"a mapping with the keys {', '.join(map(str, batch))}"
+    elif isinstance(batch, Sequence) and not isinstance(batch, str | bytes):
+        if len(batch) > 1 and batch[1] is not None:
+            return batch[1]
+        got = f"a {type(batch).__name__} of {len(batch)}"
+    else:
+        got = f"a {type(batch).__name__}"
+    raise ValueError(
+        f"the batch has no labels: expected (inputs, labels, …) or a mapping with 'labels', got {got}; "
+        "pass loss= to say what a batch means, or use labels='predicted' or 'sampled', or MAS"
+    )
+
+
+def tensors(batch: Any) -> list[Tensor]:
+    """Every tensor in a batch."""
+    if isinstance(batch, Tensor):
+        return [batch]
+    if isinstance(batch, Mapping):
+        return [t for value in batch.values() for t in tensors(value)]
+    if isinstance(batch, list | tuple):
+        return [t for value in batch for t in tensors(value)]
+    return []
+
+
+def _sliceable(batch: Any) -> bool:
+    if isinstance(batch, Mapping):
+        return all(map(_sliceable, batch.values()))
+    if isinstance(batch, list | tuple):
+        return all(map(_sliceable, batch))
+    return batch is None or (isinstance(batch, Tensor) and batch.dim() > 0)
+
+
+def size(batch: Any) -> int | None:
+    """The number of examples, or None where the batch cannot be cut along its first dimension."""
+    found = tensors(batch)
+    if not found or not _sliceable(batch):
+        return None
+    first = {tensor.shape[0] for tensor in found}
+    return first.pop() if len(first) == 1 else None
+
+
+def _map(fn: Any, *batches: Any) -> Any:
+    """Apply ``fn`` to the tensors that stand in the same place of every batch."""
+    head = batches[0]
+    if isinstance(head, Tensor):
+        return fn(*batches)
+    if isinstance(head, Mapping):
+        return {k: _map(fn, *(b[k] for b in batches)) for k in head}
+    if isinstance(head, tuple) and hasattr(head, "_fields"):  # a namedtuple keeps its type
+        return type(head)(*(_map(fn, *column) for column in zip(*batches, strict=True)))
+    if isinstance(head, list | tuple):
+        return type(head)(_map(fn, *column) for column in zip(*batches, strict=True))
+    return head
+
+
+def move(batch: Any, device: torch.device) -> Any:
+    """The batch with every array and tensor as a tensor on ``device``."""
+    if isinstance(batch, np.ndarray):
+        return torch.as_tensor(batch, device=device)
+    if isinstance(batch, Mapping):
+        return {k: move(v, device) for k, v in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(move(v, device) for v in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(move(v, device) for v in batch)
+    return batch.to(device) if isinstance(batch, Tensor) else batch
+
+
+def cut(batch: Any, index: Tensor | slice) -> Any:
+    """The examples at ``index`` of every tensor."""
+    return _map(lambda t: t[index.to(t.device) if isinstance(index, Tensor) else index], batch)
+
+
+def join(batches: Sequence[Any]) -> Any:
+    """Batches of equal signature as one."""
+    return batches[0] if len(batches) == 1 else _map(lambda *t: torch.cat(t), *batches)
+
+
+def signature(batch: Any) -> tuple[Any, ...]:
+    """What two batches must share to be joined: structure, trailing shapes, dtypes."""
+    if isinstance(batch, Tensor):
+        return (tuple(batch.shape[1:]), batch.dtype)
+    if isinstance(batch, Mapping):
+        return tuple((k, signature(v)) for k, v in batch.items())
+    if isinstance(batch, list | tuple):
+        return tuple(signature(v) for v in batch)
+    return (type(batch),)
+
+
+def rebuild(template: Any, leaves: Sequence[Tensor]) -> Any:
+    """A batch like ``template`` with its tensors replaced by ``leaves``, in their order."""
+    left = iter(leaves)
+    return _map(lambda _: next(left), template)

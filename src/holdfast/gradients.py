@@ -1,0 +1,201 @@
+r"""Gradients of per-example scalars with respect to the held parameters, by every road there is.
+
+A signed sum is one ordinary backward pass. Single rows are vectorised over examples where the model
+allows it, and otherwise come from one backward pass each: slow, exact, and said so once.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypedDict
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from holdfast import batches
+from holdfast.importance import Importance, Loss
+from holdfast.parameters import ParameterSpace
+
+__all__ = ["Gradients", "VectorisationWarning"]
+
+ROW_BYTES = 2**28  # 256 MiB: what a block of written-out rows may take
+Forward = Callable[[nn.Module, Any], Any]
+
+
+class VectorisationWarning(UserWarning):
+    """Per-example gradients could not be vectorised; they are computed one by one."""
+
+
+class Like(TypedDict):
+    """Where and in which precision rows are accumulated."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+
+class _Call(nn.Module):
+    """The forward function as a module, so that its parameters can be replaced."""
+
+    def __init__(self, model: nn.Module, forward: Forward) -> None:
+        super().__init__()
+        self.model, self.function = model, forward
+
+    def forward(self, batch: Any) -> Any:
+        return self.function(self.model, batch)
+
+
+class Gradients:
+    """The network at θ*, ready to be differentiated example by example."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        space: ParameterSpace,
+        importance: Importance,
+        forward: Forward,
+        loss: Loss | None,
+    ) -> None:
+        self.space, self.importance = space, importance
+        self.rows_per_example = 1
+        self._loss, self._call = loss, _Call(model, forward)
+        self._parameters = space.parameters(model)
+        self._all = list(model.parameters())
+        raw = {id(p): name for name, p in self._call.named_parameters()}
+        self._names = [raw[id(p)] for p in self._parameters]
+        self.device = self._parameters[0].device
+        double = any(p.dtype == torch.float64 for p in self._parameters)
+        self.like: Like = {
+            "device": self.device,
+            "dtype": torch.float64 if double else torch.float32,
+        }
+        self._vectorised = True
+        for name, parameter in zip(space.names, self._parameters, strict=True):
+            if not bool(parameter.isfinite().all()):
+                raise ValueError(f"parameter {name} holds NaN or inf; training has diverged")
+
+    def check(self, batch: Any) -> None:
+        """Look at the first batch once: refuse what cannot work, learn the rows per example."""
+        with torch.no_grad():
+            outputs = self._call(batch)
+            self.importance.check(outputs, batch, self._loss)
+            self.rows_per_example = self.importance.rows_per_example(outputs)
+
+    def count(self, batch: Any) -> int:
+        """The number of examples in a batch that cannot be cut: the length of its outputs."""
+        with torch.no_grad():
+            outputs = self._call(batch)
+        if not isinstance(outputs, Tensor) or outputs.dim() == 0:
+            raise ValueError(
+                "the number of examples is unknown: the batch cannot be cut along its first "
+                f"dimension and the model returned {type(outputs).__name__}; pass forward= that "
+                "returns one tensor with an entry per example"
+            )
+        return len(outputs)
+
+    def potentials(self, batch: Any, uniforms: Tensor) -> Tensor:
+        """φ of every example, shape (B, R), checked."""
+        values = self._values(self._call(batch), batch, uniforms)
+        bad = ~values.detach().isfinite().all(1)
+        if bool(bad.any()):
+            where = int(bad.nonzero()[0])
+            raise ValueError(
+                f"the loss (or potential) of example {where} of a batch is "
+                f"{values[where].tolist()}; rows must be finite: look at that example and at the "
+                "model's outputs"
+            )
+        return values
+
+    def _values(self, outputs: Any, batch: Any, uniforms: Tensor) -> Tensor:
+        if isinstance(outputs, Tensor) and outputs.is_floating_point():
+            outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+        values = self.importance.potentials(outputs, batch, loss=self._loss, uniforms=uniforms)
+        size = batches.size(batch)
+        if not isinstance(values, Tensor):
+            raise ValueError(f"expected one value per example, got {type(values).__name__}")
+        if values.dim() == 0 or (size is not None and values.shape[0] != size):
+            raise ValueError(
+                f"expected one value per example, shape ({size},), got {tuple(values.shape)}; a "
+                "batch mean is not enough: use reduction='none'"
+            )
+        allowed = values.dim() == 1 or (values.dim() == 2 and self.importance.several)
+        if not allowed:
+            raise ValueError(
+                f"expected one value per example, shape ({values.shape[0]},), got "
+                f"{tuple(values.shape)}; sum over what belongs to one example"
+            )
+        return values.reshape(values.shape[0], -1)
+
+    def add_gradient_(self, out: Tensor, scalar: Tensor, retain_graph: bool = False) -> None:
+        """Add the gradient of ``scalar`` to the flat vector ``out``.
+
+        ``backward`` and not ``autograd.grad``: reentrant checkpointing refuses the latter.
+        """
+        if not scalar.requires_grad:
+            raise ValueError(
+                "the loss (or potential) does not depend on any held parameter; was it detached, "
+                "or are all parameters on its path frozen or excluded?"
+            )
+        scalar.backward(retain_graph=retain_graph)
+        for view, parameter in zip(self.space.split(out), self._parameters, strict=True):
+            if parameter.grad is not None:
+                view += parameter.grad
+        for parameter in self._all:
+            parameter.grad = None
+
+    def rows(
+        self, template: Any, leaves: Sequence[Tensor], which: Tensor, uniforms: Tensor
+    ) -> Iterator[Tensor]:
+        """The rows of a cuttable batch as matrices (b, m)."""
+        width = self.space.dim * torch.empty(0, **self.like).element_size()
+        size = max(1, ROW_BYTES // (3 * width))  # gradients per parameter, their join, one spare
+        for first in range(0, len(which), size):
+            part = slice(first, first + size)
+            chunk = ([leaf[part] for leaf in leaves], which[part], uniforms[part])
+            block = self._vector_rows(template, *chunk) if self._vectorised else None
+            if block is None:
+                block = self._single_rows(template, *chunk)
+            elif not bool(block.isfinite().all()):
+                self.potentials(batches.rebuild(template, chunk[0]), chunk[2])  # names the example
+                raise ValueError("a row has NaN or inf entries although its loss is finite")
+            yield block
+
+    def _vector_rows(
+        self, template: Any, leaves: Sequence[Tensor], which: Tensor, uniforms: Tensor
+    ) -> Tensor | None:
+        def potential(
+            held: dict[str, Tensor], leaves: Sequence[Tensor], which: Tensor, uniform: Tensor
+        ) -> Tensor:
+            batch = batches.rebuild(template, [leaf.unsqueeze(0) for leaf in leaves])
+            outputs = functional_call(self._call, held, (batch,))
+            values = self._values(outputs, batch, uniform.unsqueeze(0))
+            return values[0].gather(0, which.reshape(1)).squeeze(0)
+
+        held = {n: p.detach() for n, p in zip(self._names, self._parameters, strict=True)}
+        try:
+            found = vmap(grad(potential), in_dims=(None, 0, 0, 0))(
+                held, list(leaves), which, uniforms
+            )
+        except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
+            # Whatever is wrong with the caller's functions shows again, unvectorised, one by one.
+            self._single_rows(template, [leaf[:1] for leaf in leaves], which[:1], uniforms[:1])
+            reason = str(error).strip().splitlines()
+            warnings.warn(
+                "per-example gradients cannot be vectorised for this model, so there is one "
+                f"backward pass per example ({reason[0] if reason else type(error).__name__})",
+                VectorisationWarning,
+                stacklevel=2,
+            )
+            self._vectorised = False
+            return None
+        rows = [found[name].reshape(len(which), -1) for name in self._names]
+        return torch.cat(rows, 1).to(self.like["dtype"])
+
+    def _single_rows(
+        self, template: Any, leaves: Sequence[Tensor], which: Tensor, uniforms: Tensor
+    ) -> Tensor:
+        out = torch.zeros(len(which), self.space.dim, **self.like)
+        for i, row in enumerate(out):
+            one = slice(i, i + 1)
+            batch = batches.rebuild(template, [leaf[one] for leaf in leaves])
+            self.add_gradient_(row, self.potentials(batch, uniforms[one])[0, which[i]])
+        return out

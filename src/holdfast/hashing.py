@@ -1,0 +1,94 @@
+r"""k-wise independent hash families in exact modular arithmetic.
+
+A polynomial of degree k - 1 with uniform coefficients over the field :math:`\mathbb{F}_p` is exactly
+k-wise independent. With p = 2³¹ - 1 every product stays below 2⁶², so ``int64`` never overflows.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["PRIME", "Draw", "SketchHash", "polynomial"]
+
+PRIME = 2**31 - 1  # a Mersenne prime; (p - 1)² + p < 2⁶³
+
+# One number per use of randomness, so that no two uses share a stream.
+_PURPOSES = {"sketch": 0, "labels": 1, "slices": 2, "groups": 3, "probes": 4}
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Where randomness comes from: a seed, the task's number and the rank, never added together.
+
+    Example:
+        >>> Draw(seed=0, task=2).generator("sketch").integers(10) in range(10)
+        True
+    """
+
+    seed: int
+    task: int = 0
+    rank: int = 0
+
+    def generator(self, purpose: str, copy: int = 0) -> np.random.Generator:
+        """A fresh generator for one purpose, on the CPU."""
+        key = (self.seed, self.task, self.rank, copy, _PURPOSES[purpose])
+        return np.random.default_rng(np.random.SeedSequence(key))
+
+
+def polynomial(coefficients: Tensor, index: Tensor, prime: int = PRIME) -> Tensor:
+    r"""Evaluate :math:`\sum_j c_j i^{k-1-j} \bmod p` exactly, by Horner's rule.
+
+    Args:
+        coefficients: k integers in [0, p), highest power first.
+        index: Integers in [0, p).
+        prime: The field; at most 2³¹ - 1.
+    """
+    if index.numel() and (int(index.max()) >= prime or int(index.min()) < 0):
+        raise ValueError(
+            f"row index must lie in [0, {prime}), got {int(index.max())}; "
+            "the hash field has no more elements: consolidate on fewer rows"
+        )
+    value = torch.zeros_like(index)
+    for c in coefficients.tolist():
+        value = (value * index + c) % prime
+    return value
+
+
+@dataclass(frozen=True)
+class SketchHash:
+    r"""Bucket :math:`h(i)` (2-wise independent) and sign :math:`\sigma(i)` (4-wise independent).
+
+    Both are near uniform: a value mod t is off by at most t/p.
+
+    Example:
+        >>> SketchHash.draw(50, np.random.default_rng(0)).signs(torch.arange(4)).abs().tolist()
+        [1, 1, 1, 1]
+    """
+
+    size: int
+    bucket_coefficients: tuple[int, int]
+    sign_coefficients: tuple[int, int, int, int]
+
+    @classmethod
+    def draw(cls, size: int, generator: np.random.Generator) -> Self:
+        """Six uniform coefficients from ``generator``."""
+        c = [int(x) for x in generator.integers(0, PRIME, size=6)]
+        return cls(size, (c[0], c[1]), (c[2], c[3], c[4], c[5]))
+
+    @property
+    def id(self) -> str:
+        """A name for this draw; two sketches with the same id must never be merged."""
+        text = f"{self.size}:{self.bucket_coefficients}:{self.sign_coefficients}"
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def buckets(self, index: Tensor) -> Tensor:
+        """h(i) in [0, size)."""
+        return polynomial(torch.tensor(self.bucket_coefficients), index) % self.size
+
+    def signs(self, index: Tensor) -> Tensor:
+        """σ(i) in {-1, 1}."""
+        return 1 - 2 * (polynomial(torch.tensor(self.sign_coefficients), index) & 1)

@@ -1,0 +1,24 @@
+"""Ω̂ as a value: the closed set of representations."""
+
+from holdfast.matrices.base import Offset, PSDMatrix
+from holdfast.matrices.block_diagonal import BlockDiagonalMatrix
+from holdfast.matrices.dense import DenseMatrix
+from holdfast.matrices.diagonal import DiagonalMatrix
+from holdfast.matrices.factored import FactoredMatrix
+
+__all__ = [
+    "MATRICES",
+    "BlockDiagonalMatrix",
+    "DenseMatrix",
+    "DiagonalMatrix",
+    "FactoredMatrix",
+    "Offset",
+    "PSDMatrix",
+]
+
+MATRICES: dict[str, type[PSDMatrix]] = {
+    "diagonal": DiagonalMatrix,
+    "block_diagonal": BlockDiagonalMatrix,
+    "factored": FactoredMatrix,
+    "dense": DenseMatrix,
+}

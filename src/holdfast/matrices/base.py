@@ -1,0 +1,140 @@
+r"""Ω̂ as a value: a positive semi-definite matrix in the memory we have.
+
+Beside the matrix itself, a penalty with several anchors needs the quadratic function
+
+.. math:: q(\delta) = \delta^\top \Omega \delta + 2 b^\top \delta + k
+
+whose extra terms are its *offset*: ``(b, k)``, or ``(e,)`` with
+:math:`q(\delta) = \lVert F\delta + e \rVert^2` for a factored matrix. The empty offset is zero.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Self
+
+import torch
+from torch import Tensor
+
+__all__ = ["Offset", "PSDMatrix", "compute_dtype"]
+
+Offset = tuple[Tensor, ...]
+
+
+def compute_dtype(*tensors: Tensor) -> torch.dtype:
+    """float64 if any tensor is, float32 otherwise: low precision is for storage only."""
+    double = any(t.dtype == torch.float64 for t in tensors)
+    return torch.float64 if double else torch.float32
+
+
+class PSDMatrix(ABC):
+    """A symmetric positive semi-definite matrix; immutable, closed under addition and scaling."""
+
+    dim: int
+
+    @property
+    @abstractmethod
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The stored tensors by name."""
+
+    @classmethod
+    @abstractmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
+        """Rebuild from :attr:`tensors`."""
+
+    @abstractmethod
+    def __matmul__(self, v: Tensor) -> Tensor:
+        """Ω v, for a vector."""
+
+    @abstractmethod
+    def diagonal(self) -> Tensor:
+        """The diagonal entries."""
+
+    @abstractmethod
+    def dense(self) -> Tensor:
+        """The matrix written out: m × m entries."""
+
+    @abstractmethod
+    def __rmul__(self, scale: float) -> Self:
+        """The matrix times a non-negative number."""
+
+    def scale_(self, scale: float) -> Self:
+        """Multiply in place; only for a matrix that nobody else has seen yet."""
+        for tensor in self.tensors.values():
+            tensor.mul_(scale)
+        return self
+
+    @abstractmethod
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> Self:
+        """The same matrix, stored elsewhere or in another precision."""
+
+    @abstractmethod
+    def expand(self, dim: int, index: Tensor) -> Self:
+        """The matrix in a larger space, with zeros; entry i moves to ``index[i]``."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the stored tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is stored."""
+        return next(iter(self.tensors.values())).device
+
+    def trace(self) -> Tensor:
+        """The sum of the diagonal."""
+        return self.diagonal().sum()
+
+    def quadratic(self, v: Tensor) -> Tensor:
+        """vᵀ Ω v."""
+        return v @ (self @ v)
+
+    def value_and_product(self, delta: Tensor, offset: Offset = ()) -> tuple[Tensor, Tensor]:
+        """q(δ) and half its gradient, Ωδ + b, from the same reads."""
+        product = self @ delta
+        if not offset:
+            return delta @ product, product
+        b, k = offset
+        return delta @ (product + 2 * b) + k, product + b
+
+    def moved(self, offset: Offset, d: Tensor) -> Offset:
+        """The offset after the reference point has moved by ``d``: q'(δ) = q(δ + d)."""
+        product = self @ d
+        if not offset:
+            return product, d @ product
+        b, k = offset
+        return b + product, k + 2 * (b @ d) + d @ product
+
+    def scaled_offset(self, offset: Offset, scale: float) -> Offset:
+        """The offset of ``scale * matrix``."""
+        return tuple(scale * part for part in offset)
+
+    def expand_offset(self, offset: Offset, dim: int, index: Tensor) -> Offset:
+        """The offset in a larger space."""
+        if not offset:
+            return ()
+        b, k = offset
+        return scatter(b, dim, index), k
+
+    def __repr__(self) -> str:
+        from holdfast.memory import readable
+
+        return f"{type(self).__name__}(dim={self.dim}, {readable(self.nbytes)})"
+
+
+def scatter(values: Tensor, dim: int, index: Tensor) -> Tensor:
+    """The last dimension of ``values`` placed at ``index`` of a zero tensor of size ``dim``."""
+    out = values.new_zeros((*values.shape[:-1], dim))
+    out[..., index.to(values.device)] = values
+    return out
+
+
+def refuse_int8(kind: str, dtype: torch.dtype | None) -> None:
+    """Only factored matrices have rows whose scale can be stored beside them."""
+    if dtype is not None and not dtype.is_floating_point:
+        raise ValueError(
+            f"{kind} cannot be stored as {dtype}: its entries span too many orders of magnitude; "
+            "use torch.bfloat16, or a factored approximation (CountSketch, LowRank)"
+        )

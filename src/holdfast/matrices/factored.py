@@ -1,0 +1,139 @@
+r"""FᵀF with a few rows: sketches and low rank."""
+
+from collections.abc import Mapping
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from holdfast.matrices.base import Offset, PSDMatrix, compute_dtype, scatter
+
+__all__ = ["FactoredMatrix"]
+
+_COLUMNS = 2**18  # columns turned into full precision at a time: 50 rows of them are 52 MB
+
+
+class FactoredMatrix(PSDMatrix):
+    r""":math:`\Omega = F^\top F`, F with few rows.
+
+    Args:
+        rows: F, shape (rows, m): floating point, or int8 with ``scale``.
+        scale: One number per row, for int8.
+
+    Example:
+        >>> FactoredMatrix(torch.tensor([[1.0, 2.0]])).dense().tolist()
+        [[1.0, 2.0], [2.0, 4.0]]
+    """
+
+    def __init__(self, rows: Tensor, scale: Tensor | None = None) -> None:
+        self._rows, self._scale, self.dim = rows, scale, rows.shape[1]
+
+    @property
+    def factor(self) -> Tensor:
+        """F in full precision, shape (rows, m)."""
+        rows = self._rows.to(compute_dtype(self._rows))
+        return rows if self._scale is None else rows * self._scale.unsqueeze(1)
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        rows = {"rows": self._rows}
+        return rows if self._scale is None else {**rows, "scale": self._scale}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
+        return cls(tensors["rows"], tensors.get("scale"))
+
+    def project(self, v: Tensor) -> Tensor:
+        """F v, in one read of F."""
+        dtype = compute_dtype(self._rows, v)
+        v = v.to(dtype)
+        if self._rows.dtype == dtype:
+            return self._rows @ v
+        out = v.new_zeros(len(self._rows))
+        for first in range(0, self.dim, _COLUMNS):
+            part = slice(first, first + _COLUMNS)
+            out += self._rows[:, part].to(dtype) @ v[part]
+        return out if self._scale is None else out * self._scale.to(dtype)
+
+    def lift(self, u: Tensor) -> Tensor:
+        """Fᵀ u, in one read of F."""
+        dtype = compute_dtype(self._rows, u)
+        u = u.to(dtype)
+        if self._rows.dtype == dtype:
+            return u @ self._rows
+        if self._scale is not None:
+            u = u * self._scale.to(dtype)
+        out = u.new_empty(self.dim)
+        for first in range(0, self.dim, _COLUMNS):
+            part = slice(first, first + _COLUMNS)
+            out[part] = u @ self._rows[:, part].to(dtype)
+        return out
+
+    def __matmul__(self, v: Tensor) -> Tensor:
+        return self.lift(self.project(v))
+
+    def quadratic(self, v: Tensor) -> Tensor:
+        return self.project(v).square().sum()
+
+    def value_and_product(self, delta: Tensor, offset: Offset = ()) -> tuple[Tensor, Tensor]:
+        u = self.project(delta)
+        if offset:
+            u = u + offset[0]
+        return u @ u, self.lift(u)
+
+    def moved(self, offset: Offset, d: Tensor) -> Offset:
+        e = self.project(d)
+        return (e + offset[0] if offset else e,)
+
+    def scaled_offset(self, offset: Offset, scale: float) -> Offset:
+        return tuple(scale**0.5 * part for part in offset)
+
+    def expand_offset(self, offset: Offset, dim: int, index: Tensor) -> Offset:
+        return offset
+
+    def gram(self) -> Tensor:
+        """F Fᵀ in float64, rows × rows; its eigenvalues are those of Ω that are not zero."""
+        F = self.factor
+        out = torch.zeros(len(F), len(F), dtype=torch.float64, device=F.device)
+        for first in range(0, self.dim, _COLUMNS):
+            part = F[:, first : first + _COLUMNS].double()
+            out += part @ part.T
+        return out
+
+    def diagonal(self) -> Tensor:
+        return self.factor.square().sum(0)
+
+    def trace(self) -> Tensor:
+        return self.factor.square().sum()
+
+    def dense(self) -> Tensor:
+        F = self.factor
+        return F.T @ F
+
+    def __rmul__(self, scale: float) -> Self:
+        if self._scale is not None:
+            return type(self)(self._rows, scale**0.5 * self._scale)
+        return type(self)(scale**0.5 * self._rows)
+
+    def scale_(self, scale: float) -> Self:
+        (self._rows if self._scale is None else self._scale).mul_(scale**0.5)
+        return self
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> Self:
+        if dtype == torch.int8:
+            F = self.factor
+            scale = F.abs().amax(1).clamp(min=torch.finfo(F.dtype).tiny) / 127
+            rows = (F / scale.unsqueeze(1)).round().to(torch.int8)
+            return type(self)(rows.to(device), scale.to(device))
+        if dtype is not None and not dtype.is_floating_point:
+            raise ValueError(f"a factor can be stored in floating point or int8, not {dtype}")
+        if dtype is None:
+            scale_ = None if self._scale is None else self._scale.to(device)
+            return type(self)(self._rows.to(device), scale_)
+        rows = self._rows if self._scale is None else self.factor
+        return type(self)(rows.to(device=device, dtype=dtype))
+
+    def expand(self, dim: int, index: Tensor) -> Self:
+        return type(self)(scatter(self._rows, dim, index), self._scale)

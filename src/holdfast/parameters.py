@@ -1,0 +1,191 @@
+r"""Which parameters of a network are held, in which order, and as which flat vector.
+
+:math:`\theta \in \mathbb{R}^m` is the concatenation of ``model.named_parameters()``, with frozen
+parameters left out and tied ones counted once.
+"""
+
+import fnmatch
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["ParameterSpace", "unwrap"]
+
+_COMPILED = "_orig_mod."
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The network inside data-parallel and ``torch.compile`` wrappers."""
+    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    while True:
+        if isinstance(model, parallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        else:
+            return model
+
+
+def _named(model: nn.Module) -> dict[str, nn.Parameter]:
+    found = unwrap(model).named_parameters()
+    return {name.replace(_COMPILED, ""): parameter for name, parameter in found}
+
+
+def _resolve(root: nn.Module, name: str) -> nn.Parameter | None:
+    """The parameter called ``name``, looked up afresh: a layer may have been replaced."""
+    *path, last = name.split(".")
+    module: nn.Module | None = root
+    for part in path:
+        module = module._modules.get(part) if module is not None else None
+        if module is not None and "_orig_mod" in module._modules:  # a compiled part
+            module = module._modules["_orig_mod"]
+    return module._parameters.get(last) if module is not None else None
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+@dataclass(frozen=True)
+class ParameterSpace:
+    """The held parameters: names and shapes, in flat order.
+
+    Example:
+        >>> space = ParameterSpace.of(nn.Linear(3, 2))
+        >>> space.names, space.dim
+        (('weight', 'bias'), 8)
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(
+        cls, model: nn.Module, include: Sequence[str] = ("*",), exclude: Sequence[str] = ()
+    ) -> Self:
+        """The trainable parameters of ``model`` whose names match the patterns.
+
+        Args:
+            model: Any module.
+            include: Shell patterns (``"layers.*"``); a parameter must match one of them.
+            exclude: Shell patterns; a parameter must match none of them.
+        """
+        known = _named(model)
+        for pattern in (*include, *exclude):
+            if not any(_matches(name, [pattern]) for name in known) and pattern != "*":
+                raise ValueError(
+                    f"no parameter matches {pattern!r}; the model has: {', '.join(known)}"
+                )
+        held = {
+            name: tuple(p.shape)
+            for name, p in known.items()
+            if p.requires_grad and _matches(name, include) and not _matches(name, exclude)
+        }
+        if not held:
+            raise ValueError(
+                f"no parameter to hold: {len(known)} parameters, all frozen or excluded; "
+                "set requires_grad on those that are trained, or widen include="
+            )
+        return cls(tuple(held), tuple(held.values()))
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of entries of each parameter."""
+        return tuple(math.prod(shape) for shape in self.shapes)
+
+    @cached_property
+    def dim(self) -> int:
+        """The number m of held entries."""
+        return sum(self.sizes)
+
+    @cached_property
+    def layers(self) -> dict[str, tuple[int, int]]:
+        """Module name -> the half-open range of its parameters in the flat vector."""
+        ranges: dict[str, tuple[int, int]] = {}
+        start = 0
+        for name, size in zip(self.names, self.sizes, strict=True):
+            module = name.rpartition(".")[0]
+            first = ranges[module][0] if module in ranges else start
+            ranges[module] = (first, start + size)
+            start += size
+        return ranges
+
+    def tensors(self, model: nn.Module) -> list[Tensor]:
+        """The held parameters of ``model``, in flat order.
+
+        A parameter that has grown along its first dimension (an output layer with more classes than
+        at consolidation) is cut to its old rows: those are held, the new ones are free.
+
+        Raises:
+            ValueError: The model lacks a parameter or has it in another shape; all are named.
+        """
+        root = unwrap(model)
+        wrong, found = [], []
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            parameter = _resolve(root, name)
+            if parameter is None:
+                wrong.append(f"{name}: expected shape {shape}, the model has no such parameter")
+            elif parameter.shape == shape:
+                found.append(parameter)
+            elif _grown(shape, tuple(parameter.shape)):
+                found.append(parameter[: shape[0]])
+            else:
+                wrong.append(f"{name}: expected shape {shape}, got {tuple(parameter.shape)}")
+        if wrong:
+            extra = [name for name in _named(model) if name not in self.names]
+            also = f"\n  the model also has: {', '.join(extra)}" if extra else ""
+            raise ValueError(
+                "the model does not have the parameters that were consolidated:\n  "
+                + "\n  ".join(wrong)
+                + also
+            )
+        return found
+
+    def parameters(self, model: nn.Module) -> list[nn.Parameter]:
+        """The whole parameters behind :meth:`tensors`, grown rows included."""
+        root = unwrap(model)
+        found = [_resolve(root, name) for name in self.names]
+        return [parameter for parameter in found if parameter is not None]
+
+    def flatten(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The tensors, in flat order, as one vector of length m."""
+        return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+    def split(self, vector: Tensor) -> list[Tensor]:
+        """Views of the last dimension of ``vector``, one per parameter, in their shapes."""
+        pieces = vector.split(self.sizes, dim=-1)
+        return [
+            piece.reshape(*vector.shape[:-1], *shape)
+            for piece, shape in zip(pieces, self.shapes, strict=True)
+        ]
+
+    def index_of(self, smaller: "ParameterSpace") -> Tensor:
+        """Where the entries of ``smaller`` lie in this space: a long vector of length smaller.dim.
+
+        Raises:
+            ValueError: A parameter of ``smaller`` is missing here, or has shrunk.
+        """
+        mine = dict(zip(self.names, self.shapes, strict=True))
+        starts: Mapping[str, int] = dict(
+            zip(self.names, (sum(self.sizes[:i]) for i in range(len(self.sizes))), strict=True)
+        )
+        wrong, pieces = [], []
+        for name, shape, size in zip(smaller.names, smaller.shapes, smaller.sizes, strict=True):
+            if name not in mine:
+                wrong.append(f"{name}: held before, now frozen, excluded or gone")
+            elif mine[name] != shape and not _grown(shape, mine[name]):
+                wrong.append(f"{name}: shape was {shape}, is {mine[name]}")
+            else:  # rows are contiguous, so the old entries are the first ones
+                pieces.append(torch.arange(starts[name], starts[name] + size))
+        if wrong:
+            raise ValueError("the previous penalty does not fit:\n  " + "\n  ".join(wrong))
+        return torch.cat(pieces)
+
+
+def _grown(old: tuple[int, ...], new: tuple[int, ...]) -> bool:
+    return len(old) == len(new) > 0 and old[1:] == new[1:] and new[0] > old[0]

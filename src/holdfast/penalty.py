@@ -1,0 +1,180 @@
+r"""The penalty: a value that a training loop adds to its loss."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from holdfast.matrices import Offset, PSDMatrix
+from holdfast.matrices.base import compute_dtype
+from holdfast.parameters import ParameterSpace
+
+if TYPE_CHECKING:
+    from holdfast.diagnosis import Diagnosis
+
+__all__ = ["Penalty", "TaskRecord"]
+
+
+@dataclass(frozen=True)
+class TaskRecord:
+    """What is remembered of a consolidated task, beside its share of the matrix."""
+
+    examples: int
+    seed: int
+    hash_ids: tuple[str, ...] = ()
+
+
+class _Value(torch.autograd.Function):
+    """½λ·q(δ), whose gradient λ(Ωδ + b) comes from the same reads."""
+
+    @staticmethod
+    def forward(ctx: Any, penalty: "Penalty", *tensors: Tensor) -> Tensor:
+        value, product = penalty._evaluate(tensors)
+        ctx.save_for_backward(product)
+        ctx.penalty, ctx.dtypes = penalty, [t.dtype for t in tensors]
+        return value
+
+    @staticmethod
+    @once_differentiable  # type: ignore[misc, untyped-decorator]  # untyped in torch
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (product,) = ctx.saved_tensors
+        scaled = (grad.to(product.dtype) * ctx.penalty.strength) * product
+        pieces = ctx.penalty.space.split(scaled)
+        return None, *(p.to(d) for p, d in zip(pieces, ctx.dtypes, strict=True))
+
+
+@dataclass(frozen=True, eq=False)
+class Penalty:
+    r""":math:`\frac12\lambda\,(\theta-\theta^*)^\top\hat\Omega\,(\theta-\theta^*)`, immutable.
+
+    Made by :meth:`Regularizer.consolidate`. With ``anchor="each"`` every task pulls to its own θ*;
+    the extra terms are in :attr:`offset`.
+
+    Attributes:
+        space: The held parameters.
+        matrix: Ω̂, with 1/n and the weights of the history, without λ and ½.
+        anchor: θ* of the latest task, flat.
+        strength: λ.
+        offset: What several anchors add to the quadratic form; empty for one.
+        recipe: The regularizer that made it, as JSON, without the strength.
+        tasks: One record per consolidated task.
+    """
+
+    space: ParameterSpace
+    matrix: PSDMatrix
+    anchor: Tensor
+    strength: float
+    offset: Offset = ()
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    tasks: tuple[TaskRecord, ...] = ()
+    _moved: dict[torch.device, "Penalty"] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        _check_strength(self.strength)
+
+    def __call__(self, model: nn.Module) -> Tensor:
+        """The penalty at the model's parameters: a scalar to add to the loss, differentiable."""
+        tensors = self.space.tensors(model)
+        here = self._on(tensors[0].device)
+        return _Value.apply(here, *tensors)  # type: ignore[no-untyped-call, no-any-return]
+
+    @torch.no_grad()
+    def add_grad_(self, model: nn.Module) -> Tensor:
+        """Add the penalty's gradient to ``.grad`` without a graph; returns the penalty, detached.
+
+        Call it once per optimiser step: after ``backward`` (and after unscaling, with a gradient
+        scaler), before clipping. A ``.grad`` that is None is created.
+        """
+        tensors = self.space.tensors(model)
+        here = self._on(tensors[0].device)
+        value, product = here._evaluate(tensors)
+        targets, pieces = [], []
+        for parameter, tensor, piece in zip(
+            self.space.parameters(model), tensors, self.space.split(product), strict=True
+        ):
+            if not parameter.requires_grad:
+                continue
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            targets.append(parameter.grad[: tensor.shape[0]] if tensor.dim() else parameter.grad)
+            pieces.append(piece.to(parameter.grad.dtype))
+        torch._foreach_add_(targets, pieces, alpha=self.strength)
+        return value
+
+    def _evaluate(self, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """½λ·q(δ) and Ωδ + b, in float32 (float64 for float64 models), autocast or not."""
+        with torch.no_grad(), torch.autocast(self.anchor.device.type, enabled=False):
+            dtype = compute_dtype(self.anchor, *tensors)
+            delta = self.space.flatten([t.detach().to(dtype) for t in tensors]) - self.anchor
+            value, product = self.matrix.value_and_product(delta, self.offset)
+            return 0.5 * self.strength * value, product
+
+    def _on(self, device: torch.device) -> "Penalty":
+        """This penalty on the model's device; the copy is kept."""
+        if self.anchor.device == device:
+            return self
+        if device not in self._moved:
+            self._moved[device] = self.to(device=device)
+        return self._moved[device]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held: matrix, anchor and offset."""
+        return self.matrix.nbytes + self.anchor.nbytes + sum(o.nbytes for o in self.offset)
+
+    def with_strength(self, strength: float) -> Self:
+        """The same penalty with another λ."""
+        return dataclasses.replace(self, strength=strength)
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> Self:
+        """The same penalty, stored elsewhere, or its matrix in another precision.
+
+        ``torch.bfloat16`` halves and ``torch.int8`` (with a scale per row, for factored matrices)
+        quarters the memory; anchor and offset keep their precision, arithmetic is in float32.
+        """
+        return dataclasses.replace(
+            self,
+            matrix=self.matrix.to(device=device, dtype=dtype),
+            anchor=self.anchor.to(device=device),
+            offset=tuple(o.to(device=device) for o in self.offset),
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write one safetensors file, atomically."""
+        from holdfast import storage
+
+        storage.save(self, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Penalty":
+        """Read a file that :meth:`save` wrote."""
+        from holdfast import storage
+
+        return storage.load(path)
+
+    def diagnose(self, model: nn.Module, data: Any, **options: Any) -> "Diagnosis":
+        """How good the approximation is and how strong the penalty; see :func:`diagnose`."""
+        from holdfast import diagnosis
+
+        return diagnosis.diagnose(self, model, data, **options)
+
+    def __repr__(self) -> str:
+        return (
+            f"Penalty({self.matrix!r}, tasks={len(self.tasks)}, strength={self.strength:g}, "
+            f"anchors={'several' if self.offset else 'one'})"
+        )
+
+
+def _check_strength(strength: object) -> None:
+    ok = isinstance(strength, int | float) and not isinstance(strength, bool)
+    if not ok or not 0 <= float(strength) < float("inf"):  # type: ignore[arg-type]
+        raise ValueError(f"strength must be a finite number ≥ 0, got {strength!r}")

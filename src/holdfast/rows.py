@@ -1,0 +1,251 @@
+r"""W, the tall matrix of rows, read in one pass and never stored: the narrow waist.
+
+Importances fill it, approximations read it; neither knows the other. :class:`Rows` yields
+:class:`RowBatch` values in order of arrival. A batch of rows is lazy: it can be written out
+(:meth:`RowBatch.blocks`), summed with signs for the price of one backward pass
+(:meth:`RowBatch.add_signed_sum_`), or cut and regrouped before anything is computed.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from holdfast import batches, memory
+from holdfast.gradients import Gradients
+from holdfast.hashing import Draw
+from holdfast.importance import SCP, Importance, Loss
+from holdfast.parameters import ParameterSpace
+
+__all__ = ["GivenRows", "RowBatch", "Rows"]
+
+
+class RowBatch(ABC):
+    """Some consecutive or regrouped rows of W."""
+
+    index: Tensor
+    """The row indices: positions of arrival, an int64 vector on the CPU."""
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @abstractmethod
+    def blocks(self) -> Iterator[Tensor]:
+        """The rows themselves, in order, as matrices (b, m) small enough for memory."""
+
+    @abstractmethod
+    def add_signed_sum_(self, out: Tensor, signs: Tensor) -> None:
+        r"""Add :math:`\sum_i \sigma_i w_i` to the vector ``out``, in one backward pass."""
+
+    def add_squared_sum_(self, out: Tensor) -> None:
+        r"""Add :math:`\sum_i w_i \circ w_i` to the vector ``out``."""
+        for block in self.blocks():
+            out += block.square().sum(0)
+
+    @property
+    def columns(self) -> list[Tensor] | None:
+        """What the rows are made from, each with one entry per row; None if it cannot be cut."""
+        return None
+
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        """Batches with the same signature have columns that can be joined."""
+        return ()
+
+    def like(self, columns: Sequence[Tensor], index: Tensor) -> "RowBatch":
+        """The same kind of batch from other columns."""
+        raise TypeError(f"{type(self).__name__} cannot be regrouped")
+
+
+class GivenRows(RowBatch):
+    """Rows that are already there."""
+
+    def __init__(self, rows: Tensor, index: Tensor) -> None:
+        self.rows, self.index = rows, index
+
+    def blocks(self) -> Iterator[Tensor]:
+        yield self.rows
+
+    def add_signed_sum_(self, out: Tensor, signs: Tensor) -> None:
+        out += signs.to(self.rows) @ self.rows
+
+    @property
+    def columns(self) -> list[Tensor]:
+        return [self.rows]
+
+    def like(self, columns: Sequence[Tensor], index: Tensor) -> "GivenRows":
+        return GivenRows(columns[0], index)
+
+
+class ExampleRows(RowBatch):
+    """Rows of a batch that can be cut along its first dimension; nothing is computed before use.
+
+    Columns: the tensors of the batch, then which of its rows each example contributes, then its
+    uniform number.
+    """
+
+    def __init__(
+        self, gradients: Gradients, template: Any, columns: Sequence[Tensor], index: Tensor
+    ) -> None:
+        self._gradients, self._template, self._columns = gradients, template, list(columns)
+        self.index = index
+
+    def blocks(self) -> Iterator[Tensor]:
+        *leaves, which, uniforms = self._columns
+        return self._gradients.rows(self._template, leaves, which, uniforms)
+
+    def add_signed_sum_(self, out: Tensor, signs: Tensor) -> None:
+        *leaves, which, uniforms = self._columns
+        batch = batches.rebuild(self._template, leaves)
+        values = self._gradients.potentials(batch, uniforms)
+        chosen = values.gather(1, which.unsqueeze(1)).squeeze(1)
+        self._gradients.add_gradient_(out, chosen @ signs.to(chosen))
+
+    @property
+    def columns(self) -> list[Tensor]:
+        return self._columns
+
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        return batches.signature(self._template)
+
+    def like(self, columns: Sequence[Tensor], index: Tensor) -> "ExampleRows":
+        return ExampleRows(self._gradients, self._template, columns, index)
+
+
+class WholeRows(RowBatch):
+    """Rows of a batch that cannot be cut: one graph, one backward pass for every request."""
+
+    def __init__(self, gradients: Gradients, values: Tensor, index: Tensor) -> None:
+        self._gradients, self._values, self.index = gradients, values.reshape(-1), index
+
+    def blocks(self) -> Iterator[Tensor]:
+        out = torch.zeros(1, self._gradients.space.dim, **self._gradients.like)
+        for value in self._values:
+            self._gradients.add_gradient_(out[0], value, retain_graph=True)
+            yield out
+            out = torch.zeros_like(out)
+
+    def add_signed_sum_(self, out: Tensor, signs: Tensor) -> None:
+        scalar = self._values @ signs.to(self._values)
+        self._gradients.add_gradient_(out, scalar, retain_graph=True)
+
+
+class Rows:
+    """The rows of one task, to be iterated once.
+
+    Args:
+        model: The network at θ*, unwrapped and in evaluation mode.
+        data: Any iterable of batches.
+        space: The held parameters.
+        importance: What a row is.
+        draw: The source of randomness of this task.
+        forward: ``forward(model, batch) -> outputs``.
+        loss: ``loss(outputs, batch) -> (B,)``, or None.
+        limit: The number of examples to read, or None for all.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Iterable[Any],
+        space: ParameterSpace,
+        importance: Importance,
+        draw: Draw,
+        *,
+        forward: Callable[[nn.Module, Any], Any] | None = None,
+        loss: Loss | None = None,
+        limit: int | None = None,
+    ) -> None:
+        self.gradients = Gradients(model, space, importance, forward or batches.forward, loss)
+        self.examples = 0
+        self._data, self._draw, self._limit = data, draw, limit
+
+    @property
+    def divisor(self) -> int:
+        """What the sum over rows is divided by: n, or one where a row is not an example."""
+        return 1 if isinstance(self.gradients.importance, SCP) else self.examples
+
+    def __iter__(self) -> Iterator[RowBatch]:
+        importance = self.gradients.importance
+        if isinstance(importance, SCP):
+            yield self._slices(importance)
+        else:
+            yield from self._example_rows()
+        if not self.examples:
+            raise ValueError("the data is empty: expected at least one batch with one example")
+
+    def _batches(self) -> Iterator[tuple[Any, int | None]]:
+        """The batches on the model's device, cut to the limit, with their sizes."""
+        left = self._limit
+        for raw in self._data:
+            if left == 0:
+                return
+            batch = batches.move(raw, self.gradients.device)
+            size = batches.size(batch)
+            if size == 0:
+                continue
+            if left is not None and size is not None and size > left:
+                batch, size = batches.cut(batch, slice(0, left)), left
+            if not self.examples:
+                self.gradients.check(batch)
+            yield batch, size
+            if left is not None:
+                left = max(0, self._limit - self.examples) if self._limit else 0
+
+    def _example_rows(self) -> Iterator[RowBatch]:
+        per_example = 0
+        generator = self._draw.generator("labels")
+        for batch, size in self._batches():
+            values = None
+            if size is None:  # only the outputs can tell how many examples there are
+                size = self.gradients.count(batch)
+                uniforms = self._uniforms(generator, size)
+                values = self.gradients.potentials(batch, uniforms)
+                size = min(size, self._limit - self.examples) if self._limit else size
+            else:
+                uniforms = self._uniforms(generator, size)
+            per_example = per_example or self.gradients.rows_per_example
+            first = self.examples * per_example
+            index = torch.arange(first, first + size * per_example)
+            self.examples += size
+            if values is not None:
+                yield WholeRows(self.gradients, values[:size], index)
+                continue
+            leaves = batches.tensors(batch)
+            which = torch.arange(per_example).repeat(size)
+            if per_example > 1:
+                leaves = [leaf.repeat_interleave(per_example, 0) for leaf in leaves]
+                uniforms = uniforms.repeat_interleave(per_example)
+            device = self.gradients.device
+            columns = [*leaves, which.to(device), uniforms.to(device)]
+            yield ExampleRows(self.gradients, batch, columns, index)
+
+    def _uniforms(self, generator: Any, size: int) -> Tensor:
+        if not self.gradients.importance.uniforms:
+            return torch.zeros(size)
+        return torch.from_numpy(generator.random(size))
+
+    def _slices(self, importance: SCP) -> GivenRows:
+        """The min(L, K) rows of sliced Cramér preservation, from one pass of mean outputs."""
+        total, directions = torch.empty(0), torch.empty(0)
+        for batch, _ in self._batches():
+            values = self.gradients.potentials(batch, torch.zeros(0))  # (B, K): the logits
+            if not self.examples:
+                generator = self._draw.generator("slices")
+                directions = importance.directions(values.shape[1], generator).to(values)
+                shape = (len(directions), self.gradients.space.dim)
+                like = self.gradients.like
+                needed = shape[0] * shape[1] * torch.empty(0, **like).element_size()
+                memory.require("SCP", needed, self.gradients.device, "use fewer slices")
+                total = torch.zeros(shape, **like)
+            take = len(values)
+            if self._limit:
+                take = min(take, self._limit - self.examples)
+            self.examples += take
+            projected = values[:take].sum(0) @ directions.T
+            for row, scalar in zip(total, projected, strict=True):
+                self.gradients.add_gradient_(row, scalar, retain_graph=True)
+        return GivenRows(total / max(self.examples, 1), torch.arange(len(total)))
