@@ -7,6 +7,7 @@
 from importlib.metadata import version
 
 from holdfast import losses
+from holdfast.analysis import frobenius_error, spectrum, stable_rank
 from holdfast.approximation import (
     APPROXIMATIONS,
     Approximation,
@@ -17,6 +18,7 @@ from holdfast.approximation import (
     LowRank,
     Setting,
 )
+from holdfast.diagnosis import Diagnosis, diagnose
 from holdfast.history import HISTORIES, History, Mean, MovingAverage, Sum
 from holdfast.importance import EWC, IMPORTANCES, MAS, SCP, Custom, Importance
 from holdfast.matrices import (
@@ -46,6 +48,7 @@ __all__ = [
     "CountSketch",
     "Custom",
     "DenseMatrix",
+    "Diagnosis",
     "Diagonal",
     "DiagonalMatrix",
     "FactoredMatrix",
@@ -64,5 +67,9 @@ __all__ = [
     "Setting",
     "Sum",
     "TaskRecord",
+    "diagnose",
+    "frobenius_error",
     "losses",
+    "spectrum",
+    "stable_rank",
 ]

@@ -14,7 +14,7 @@ __all__ = ["Diagonal"]
 
 @dataclass(frozen=True)
 class Diagonal(Approximation):
-    r""":math:`\mathrm{diag}\left(\sum_i w_i \circ w_i\right)`: squares of single rows, never of a batch mean."""
+    r""":math:`\mathrm{diag}(\sum_i w_i \circ w_i)`: squares of single rows, never of a batch mean."""
 
     def start(self, setting: Setting) -> Tensor:
         return setting.zeros(setting.dim)

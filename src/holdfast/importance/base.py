@@ -33,6 +33,7 @@ class Importance(ABC):
 
     def check(self, outputs: Any, batch: Any, loss: Loss | None) -> None:
         """Refuse, once and on the first batch, what the rule cannot serve."""
+        return
 
     @abstractmethod
     def potentials(
