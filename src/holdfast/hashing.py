@@ -47,9 +47,11 @@ def polynomial(coefficients: Tensor, index: Tensor, prime: int = PRIME) -> Tenso
         index: Integers in [0, p).
         prime: The field; at most 2³¹ - 1.
     """
-    if index.numel() and (int(index.max()) >= prime or int(index.min()) < 0):
+    index = index.to(torch.int64)  # a product of two narrower integers would overflow
+    outside = index[(index < 0) | (index >= prime)]
+    if outside.numel():
         raise ValueError(
-            f"row index must lie in [0, {prime}), got {int(index.max())}; "
+            f"row index must lie in [0, {prime}), got {int(outside[0])}; "
             "the hash field has no more elements: consolidate on fewer rows"
         )
     value = torch.zeros_like(index)
