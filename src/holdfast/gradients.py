@@ -11,6 +11,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from holdfast import batches
 from holdfast.importance import Importance, Loss
@@ -172,9 +173,10 @@ class Gradients:
 
         held = {n: p.detach() for n, p in zip(self._names, self._parameters, strict=True)}
         try:
-            found = vmap(grad(potential), in_dims=(None, 0, 0, 0))(
-                held, list(leaves), which, uniforms
-            )
+            with sdpa_kernel(SDPBackend.MATH):  # the fused attention kernels have no batching rule
+                found = vmap(grad(potential), in_dims=(None, 0, 0, 0))(
+                    held, list(leaves), which, uniforms
+                )
         except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
             # Whatever is wrong with the caller's functions shows again, unvectorised, one by one.
             self._single_rows(template, [leaf[:1] for leaf in leaves], which[:1], uniforms[:1])

@@ -1,0 +1,25 @@
+"""What every test starts from: fixed generators and one thread."""
+
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def fixed_generators() -> None:
+    """A test's own random data is the same whatever ran before it."""
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002  # the global generator is part of what is tested
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> Iterator[None]:
+    """Small tensors: threads cost more than they bring, and they change the order of sums."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

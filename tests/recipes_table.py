@@ -1,0 +1,117 @@
+"""Small settings of every registered recipe: a new member is tested by adding its row here."""
+
+import contextlib
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import holdfast as hf
+import reference
+
+
+def spread(outputs: Tensor, batch: tuple[Tensor, ...]) -> Tensor:
+    """A potential of one's own: smooth, and it reads the inputs too."""
+    weight = 1 + batch[0].flatten(1).double().square().mean(1)
+    return outputs.flatten(1).logsumexp(1) * weight.to(outputs.dtype)
+
+
+IMPORTANCES: dict[str, dict[str, hf.Importance]] = {
+    "ewc": {
+        "true": hf.EWC(),
+        "sampled": hf.EWC(labels="sampled"),
+        "expected": hf.EWC(labels="expected"),
+        "predicted": hf.EWC(labels="predicted"),
+    },
+    "mas": {"logits": hf.MAS(), "softmax": hf.MAS(outputs="softmax")},
+    "scp": {"mean": hf.SCP(slices=None), "few": hf.SCP(slices=2), "many": hf.SCP(slices=9)},
+    "custom": {"spread": hf.Custom(spread)},
+}
+
+APPROXIMATIONS: dict[str, dict[str, hf.Approximation]] = {
+    "diagonal": {"": hf.Diagonal()},
+    "block_diagonal": {"size": hf.BlockDiagonal(size=7), "layer": hf.BlockDiagonal(by="layer")},
+    "count_sketch": {"": hf.CountSketch(size=2), "copies": hf.CountSketch(size=1, copies=3)},
+    "low_rank": {
+        "exact": hf.LowRank(rank=250),
+        "single": hf.LowRank(rank=2, group=1),
+        "shrink": hf.LowRank(rank=2, group=1, shrink=True),
+        "groups": hf.LowRank(rank=2, group=3),
+        "auto": hf.LowRank(rank=1),
+    },
+    "full": {"dense": hf.Full(form="dense"), "factored": hf.Full(form="factored")},
+}
+
+
+def flat(table: dict[str, dict[str, object]]) -> dict[str, object]:
+    """``key-variant -> recipe``."""
+    return {
+        f"{key}-{variant}".rstrip("-"): recipe
+        for key, variants in table.items()
+        for variant, recipe in variants.items()
+    }
+
+
+ALL_IMPORTANCES: dict[str, hf.Importance] = flat(IMPORTANCES)  # type: ignore[arg-type,assignment]
+ALL_APPROXIMATIONS: dict[str, hf.Approximation] = flat(APPROXIMATIONS)  # type: ignore[arg-type,assignment]
+
+# Functions of the rows alone: any order of the examples gives the same matrix.
+ORDERLESS = (
+    "diagonal",
+    "block_diagonal-size",
+    "block_diagonal-layer",
+    "low_rank-exact",
+    "full-dense",
+    "full-factored",
+)
+# Importances whose rows do not depend on the order of the examples.
+ROW_ORDERLESS = [name for name in ALL_IMPORTANCES if name != "ewc-sampled"]
+
+
+def approximate(
+    approximation: hf.Approximation,
+    W: Tensor,
+    model: nn.Module,
+    *,
+    divisor: int,
+    seed: int = 0,
+    task: int = 0,
+) -> Tensor:
+    """What the approximation of WᵀW / divisor must be, by dense algebra."""
+    exact = W.T @ W / divisor
+    match approximation:
+        case hf.Diagonal():
+            return exact.diagonal().diag()
+        case hf.BlockDiagonal(by="layer"):
+            return reference.blocks(exact, reference.layer_borders(model))
+        case hf.BlockDiagonal(size=size):
+            return reference.blocks(exact, [*range(0, len(exact), size), len(exact)])
+        case hf.CountSketch(size=size, copies=copies):
+            F, _ = reference.count_sketch(W, size, seed=seed, task=task, copies=copies)
+            return F.T @ F / divisor
+        case hf.LowRank(rank=rank, group=group, shrink=shrink):
+            each = max(64, 2 * rank) if group == "auto" else group
+            streamed = reference.streamed_low_rank(W, rank, each, shrink, seed, task)
+            return streamed / divisor
+        case hf.Full():
+            return exact
+    raise NotImplementedError(f"no dense rule for {approximation!r}: add one")
+
+
+def close(actual: Tensor, expected: Tensor, relative: float = 1e-9) -> None:
+    """Equal up to ``relative`` of the largest entry."""
+    scale = float(expected.abs().max())
+    torch.testing.assert_close(
+        actual.double(), expected.double(), rtol=0, atol=relative * max(scale, 1e-30)
+    )
+
+
+def too_small_to_sketch(
+    approximation: hf.Approximation, count: int
+) -> AbstractContextManager[Any]:
+    """Expects the one warning that a sketch has as many rows as what it sketches, if it has."""
+    if isinstance(approximation, hf.CountSketch) and count <= approximation.size:
+        return pytest.warns(UserWarning, match=f"LowRank\\(rank={count}\\)")
+    return contextlib.nullcontext()

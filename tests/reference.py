@@ -1,0 +1,266 @@
+r"""The oracle: obviously correct and slow.
+
+One ``autograd.grad`` call per example on a batch of one, dense float64 algebra, hash functions in
+Python integers. Nothing here calls the library; only its recipe objects are read.
+"""
+
+import copy
+import hashlib
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import holdfast as hf
+
+PRIME = 2**31 - 1
+PURPOSES = {"sketch": 0, "labels": 1, "slices": 2, "groups": 3}
+Loss = Callable[[Tensor, tuple[Tensor, ...]], Tensor]  # (outputs, batch of one) -> scalar
+
+
+def generator(seed: int, task: int, purpose: str, copy_: int = 0) -> np.random.Generator:
+    """The documented stream of (seed, task, rank 0, copy, purpose)."""
+    key = (seed, task, 0, copy_, PURPOSES[purpose])
+    return np.random.default_rng(np.random.SeedSequence(key))
+
+
+def trainable(model: nn.Module) -> list[nn.Parameter]:
+    """θ: ``model.parameters()`` without the frozen ones (torch lists a tied one once)."""
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def gradient(scalar: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+    """∇θ of a scalar as one vector; zeros where a parameter plays no part."""
+    found = torch.autograd.grad(scalar, parameters, retain_graph=True, allow_unused=True)
+    pieces = [
+        torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)
+    ]
+    return torch.cat([piece.flatten() for piece in pieces]).double()
+
+
+def log_likelihood_loss(outputs: Tensor, batch: tuple[Tensor, ...]) -> Tensor:
+    """Minus the log-probability of the labels of one example, summed over labelled positions."""
+    log_p = outputs[0].log_softmax(-1)
+    labels = batch[1][0]
+    if labels.dim() == 0:
+        return -log_p[labels]
+    total = outputs.sum() * 0
+    for position, label in enumerate(labels.tolist()):
+        if label != -100:
+            total = total - log_p[position, label]
+    return total
+
+
+def scalars(
+    importance: hf.Importance,
+    outputs: Tensor,
+    batch: tuple[Tensor, ...],
+    uniform: float,
+    loss: Loss,
+) -> list[Tensor]:
+    """The potentials φ of one example, one per row it contributes."""
+    z = outputs[0]
+    if isinstance(importance, hf.MAS):
+        f = z if importance.outputs == "logits" else z.softmax(-1)
+        return [(f * f).sum()]
+    if isinstance(importance, hf.Custom):
+        return [importance.fn(outputs, batch)[0]]
+    assert isinstance(importance, hf.EWC)
+    if importance.labels == "true":
+        return [loss(outputs, batch)]
+    log_p = z.log_softmax(-1)
+    p = log_p.detach().exp()
+    if importance.labels == "expected":
+        return [p[c].sqrt() * log_p[c] for c in range(len(p))]
+    if importance.labels == "predicted":
+        return [-log_p[int(p.argmax())]]
+    below = 0.0
+    for c in range(len(p)):  # the first class whose cumulative probability exceeds the uniform
+        below += float(p[c])
+        if uniform < below:
+            return [-log_p[c]]
+    return [-log_p[len(p) - 1]]
+
+
+def rows(
+    model: nn.Module,
+    columns: tuple[Tensor, ...],
+    importance: hf.Importance,
+    *,
+    seed: int = 0,
+    task: int = 0,
+    loss: Loss = log_likelihood_loss,
+    forward: Callable[[nn.Module, Any], Tensor] = lambda model, batch: model(batch[0]),
+    parameters: Sequence[str] | None = None,
+) -> Tensor:
+    """W, in order of arrival: row i·K + c for the c-th row of example i.
+
+    For sliced Cramér preservation these are the (at most K) rows that are streamed.
+    """
+    if isinstance(importance, hf.SCP):
+        return _slice_rows(importance, mean_jacobian(model, columns, forward), seed, task)
+    model = copy.deepcopy(model).eval()
+    named = dict(model.named_parameters())
+    theta = trainable(model) if parameters is None else [named[name] for name in parameters]
+    uniforms = generator(seed, task, "labels")
+    found = []
+    for i in range(len(columns[0])):
+        one = tuple(column[i : i + 1] for column in columns)
+        for scalar in scalars(importance, forward(model, one), one, uniforms.random(), loss):
+            found.append(gradient(scalar, theta))
+    return torch.stack(found)
+
+
+def mean_jacobian(
+    model: nn.Module,
+    columns: tuple[Tensor, ...],
+    forward: Callable[[nn.Module, Any], Tensor] = lambda model, batch: model(batch[0]),
+) -> Tensor:
+    """J̄ (K, m): the Jacobian of the logits, averaged over examples."""
+    model = copy.deepcopy(model).eval()
+    theta, total, count = trainable(model), None, len(columns[0])
+    for i in range(count):
+        outputs = forward(model, tuple(column[i : i + 1] for column in columns))[0]
+        jacobian = torch.stack([gradient(z, theta) for z in outputs])
+        total = jacobian if total is None else total + jacobian
+    assert total is not None
+    return total / count
+
+
+def slices(importance: hf.SCP, classes: int, seed: int, task: int) -> Tensor:
+    """ξ (L, K): directions that are uniform on the sphere."""
+    assert importance.slices is not None
+    xi = generator(seed, task, "slices").standard_normal((importance.slices, classes))
+    return torch.stack([torch.from_numpy(row / np.linalg.norm(row)) for row in xi])
+
+
+def _slice_rows(importance: hf.SCP, jacobian: Tensor, seed: int, task: int) -> Tensor:
+    classes = len(jacobian)
+    if importance.slices is None:
+        return jacobian / classes**0.5
+    xi = slices(importance, classes, seed, task)
+    if importance.slices <= classes:
+        return xi @ jacobian / importance.slices**0.5
+    A = xi.T @ xi / importance.slices
+    return torch.linalg.cholesky(A).T @ jacobian
+
+
+def omega(
+    model: nn.Module,
+    columns: tuple[Tensor, ...],
+    importance: hf.Importance,
+    *,
+    seed: int = 0,
+    task: int = 0,
+    **options: Any,
+) -> Tensor:
+    """Ω by definition, (m, m): the mean outer product of rows, or of slices."""
+    if not isinstance(importance, hf.SCP):
+        W = rows(model, columns, importance, seed=seed, task=task, **options)
+        return W.T @ W / len(columns[0])
+    jacobian = mean_jacobian(model, columns)
+    if importance.slices is None:
+        return jacobian.T @ jacobian / len(jacobian)
+    g = [xi @ jacobian for xi in slices(importance, len(jacobian), seed, task)]
+    return sum((torch.outer(row, row) for row in g), torch.zeros(())) / len(g)
+
+
+def divisor(importance: hf.Importance, examples: int) -> int:
+    """What WᵀW is divided by: the slices of SCP are means already."""
+    return 1 if isinstance(importance, hf.SCP) else examples
+
+
+class Hash:
+    """A recorded hash in Python integers."""
+
+    def __init__(self, size: int, seed: int, task: int, purpose: str, copy_: int = 0) -> None:
+        drawn = generator(seed, task, purpose, copy_).integers(0, PRIME, size=6)
+        c = [int(x) for x in drawn]
+        self.size, self.bucket_coefficients, self.sign_coefficients = size, c[:2], c[2:]
+
+    @property
+    def id(self) -> str:
+        text = f"{self.size}:{tuple(self.bucket_coefficients)}:{tuple(self.sign_coefficients)}"
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def bucket(self, i: int) -> int:
+        a, b = self.bucket_coefficients
+        return (a * i + b) % PRIME % self.size
+
+    def sign(self, i: int) -> int:
+        c3, c2, c1, c0 = self.sign_coefficients
+        return -1 if (c3 * i**3 + c2 * i**2 + c1 * i + c0) % PRIME % 2 else 1
+
+    def matrix(self, count: int) -> Tensor:
+        """S (t, count): one signed entry per column."""
+        S = torch.zeros(self.size, count, dtype=torch.float64)
+        for i in range(count):
+            S[self.bucket(i), i] = self.sign(i)
+        return S
+
+
+def count_sketch(
+    W: Tensor, size: int, *, seed: int = 0, task: int = 0, copies: int = 1
+) -> tuple[Tensor, tuple[str, ...]]:
+    """S W for every copy, stacked and scaled so that FᵀF is the average; and the hash ids."""
+    hashes = [Hash(size, seed, task, "sketch", c) for c in range(copies)]
+    F = torch.cat([h.matrix(len(W)) @ W for h in hashes]) / copies**0.5
+    return F, tuple(h.id for h in hashes)
+
+
+def best_rank(matrix: Tensor, rank: int, shrink: bool = False) -> Tensor:
+    """The truncated eigendecomposition of a dense matrix; or the Frequent Directions step."""
+    values, vectors = torch.linalg.eigh(matrix)
+    values, vectors = values.flip(0).clamp(min=0), vectors.flip(1)
+    if rank >= len(values):
+        return matrix
+    kept = values[:rank] - (values[rank] if shrink else 0)
+    return vectors[:, :rank] * kept @ vectors[:, :rank].T
+
+
+def streamed_low_rank(
+    W: Tensor, rank: int, group: int, shrink: bool = False, seed: int = 0, task: int = 0
+) -> Tensor:
+    """LowRank by dense algebra: ``rank`` single rows, then signed group sums; truncate when full."""
+    h = Hash(1, seed, task, "groups")
+    single = len(W) if group == 1 else min(rank, len(W))
+    entering = list(W[:single])
+    for first in range(single, len(W), group):
+        members = range(first, min(first + group, len(W)))
+        entering.append(sum((h.sign(i) * W[i] for i in members), torch.zeros(())))
+    total = torch.zeros(W.shape[1], W.shape[1], dtype=torch.float64)
+    for i, row in enumerate(entering, start=1):
+        total = total + torch.outer(row, row)
+        if i % max(rank, 32) == 0 or i == len(entering):
+            total = best_rank(total, rank, shrink)
+    return total
+
+
+def blocks(matrix: Tensor, borders: Sequence[int]) -> Tensor:
+    """The blocks between consecutive borders; zero elsewhere."""
+    out = torch.zeros_like(matrix)
+    for start, end in itertools.pairwise(borders):
+        out[start:end, start:end] = matrix[start:end, start:end]
+    return out
+
+
+def layer_borders(model: nn.Module) -> list[int]:
+    """Where a new module begins in θ."""
+    seen: set[int] = set()
+    borders = [0]
+    for module in model.modules():
+        own = [p for p in module.parameters(recurse=False) if p.requires_grad]
+        size = sum(p.numel() for p in own if id(p) not in seen)
+        seen.update(id(p) for p in own)
+        if size:
+            borders.append(borders[-1] + size)
+    return borders
+
+
+def quadratic(omega_: Tensor, theta: Tensor, anchor: Tensor, strength: float) -> Tensor:
+    """½λ(θ − θ*)ᵀΩ(θ − θ*)."""
+    delta = theta - anchor
+    return 0.5 * strength * delta @ omega_ @ delta
