@@ -170,4 +170,6 @@ class LowRank(Approximation):
         assert isinstance(old, FactoredMatrix)
         assert isinstance(new, FactoredMatrix)
         stacked, e = stack(old, offset, new)
-        return (stacked, e) if self.merge == "stack" else rotate(stacked, e, self.rank)
+        if self.merge == "stack":
+            return stacked, e
+        return rotate(stacked, e, self.rank, self.shrink)
