@@ -25,7 +25,7 @@ def unwrap(model: nn.Module) -> nn.Module:
     while True:
         if isinstance(model, parallel):
             model = model.module
-        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+        elif (inner := model._modules.get("_orig_mod")) is not None:
             model = inner
         else:
             return model
@@ -36,9 +36,8 @@ def _named(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name.replace(_COMPILED, ""): parameter for name, parameter in found}
 
 
-def _resolve(root: nn.Module, name: str) -> nn.Parameter | None:
-    """The parameter called ``name``, looked up afresh: a layer may have been replaced."""
-    *path, last = name.split(".")
+def _resolve(root: nn.Module, path: Sequence[str], last: str) -> nn.Parameter | None:
+    """The parameter called ``last``, looked up afresh: a layer may have been replaced."""
     module: nn.Module | None = root
     for part in path:
         module = module._modules.get(part) if module is not None else None
@@ -104,6 +103,12 @@ class ParameterSpace:
         return sum(self.sizes)
 
     @cached_property
+    def _paths(self) -> tuple[tuple[list[str], str], ...]:
+        """Where each parameter is: the modules on the way, and its own name."""
+        parts = [name.split(".") for name in self.names]
+        return tuple((part[:-1], part[-1]) for part in parts)
+
+    @cached_property
     def layers(self) -> dict[str, tuple[int, int]]:
         """Module name -> the half-open range of its parameters in the flat vector."""
         ranges: dict[str, tuple[int, int]] = {}
@@ -126,8 +131,8 @@ class ParameterSpace:
         """
         root = unwrap(model)
         wrong, found = [], []
-        for name, shape in zip(self.names, self.shapes, strict=True):
-            parameter = _resolve(root, name)
+        for name, shape, path in zip(self.names, self.shapes, self._paths, strict=True):
+            parameter = _resolve(root, *path)
             if parameter is None:
                 wrong.append(f"{name}: expected shape {shape}, the model has no such parameter")
             elif parameter.shape == shape:
@@ -149,7 +154,7 @@ class ParameterSpace:
     def parameters(self, model: nn.Module) -> list[nn.Parameter]:
         """The whole parameters behind :meth:`tensors`, grown rows included."""
         root = unwrap(model)
-        found = [_resolve(root, name) for name in self.names]
+        found = [_resolve(root, *path) for path in self._paths]
         return [parameter for parameter in found if parameter is not None]
 
     def flatten(self, tensors: Sequence[Tensor]) -> Tensor:
@@ -160,7 +165,7 @@ class ParameterSpace:
         """Views of the last dimension of ``vector``, one per parameter, in their shapes."""
         pieces = vector.split(self.sizes, dim=-1)
         return [
-            piece.reshape(*vector.shape[:-1], *shape)
+            piece.reshape((*vector.shape[:-1], *shape))
             for piece, shape in zip(pieces, self.shapes, strict=True)
         ]
 

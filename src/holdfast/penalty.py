@@ -2,6 +2,7 @@ r"""The penalty: a value that a training loop adds to its loss."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Penalty", "TaskRecord"]
 
+_SMALL = 2**16  # entries below which one flat copy is cheaper than an operation per parameter
+
 
 @dataclass(frozen=True)
 class TaskRecord:
@@ -34,17 +37,19 @@ class _Value(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, penalty: "Penalty", *tensors: Tensor) -> Tensor:
-        value, product = penalty._evaluate(tensors)
-        ctx.save_for_backward(product)
+        with full_precision(penalty.anchor.device):
+            value, state = penalty._evaluate(tensors)
+        ctx.save_for_backward(state)
         ctx.penalty, ctx.dtypes = penalty, [t.dtype for t in tensors]
         return value
 
     @staticmethod
     @once_differentiable  # type: ignore[misc, untyped-decorator]  # untyped in torch
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (product,) = ctx.saved_tensors
-        scaled = (grad.to(product.dtype) * ctx.penalty.strength) * product
-        pieces = ctx.penalty.space.split(scaled)
+        (state,) = ctx.saved_tensors
+        scaled = state * (grad.to(state.dtype) * ctx.penalty.strength)
+        with full_precision(state.device):
+            pieces = ctx.penalty.space.split(ctx.penalty.matrix.product(scaled))
         return None, *(p.to(d) for p, d in zip(pieces, ctx.dtypes, strict=True))
 
 
@@ -85,7 +90,6 @@ class Penalty:
         here = self._on(tensors[0].device)
         return _Value.apply(here, *tensors)  # type: ignore[no-untyped-call, no-any-return]
 
-    @torch.no_grad()
     def add_grad_(self, model: nn.Module) -> Tensor:
         """Add the penalty's gradient to ``.grad`` without a graph; returns the penalty, detached.
 
@@ -94,27 +98,48 @@ class Penalty:
         """
         tensors = self.space.tensors(model)
         here = self._on(tensors[0].device)
-        value, product = here._evaluate(tensors)
-        targets, pieces = [], []
-        for parameter, tensor, piece in zip(
-            self.space.parameters(model), tensors, self.space.split(product), strict=True
-        ):
-            if not parameter.requires_grad:
-                continue
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            targets.append(parameter.grad[: tensor.shape[0]] if tensor.dim() else parameter.grad)
-            pieces.append(piece.to(parameter.grad.dtype))
-        torch._foreach_add_(targets, pieces, alpha=self.strength)
+        gradients = [t.grad if t.requires_grad and t.is_leaf else None for t in tensors]
+        if any(
+            g is None for g in gradients
+        ):  # frozen, not yet created, or a part of a parameter that has grown
+            gradients = _gradients(self.space.parameters(model), tensors)
+        with full_precision(self.anchor.device):
+            value, state = here._evaluate(tensors)
+            here._add_product_(gradients, state)
         return value
 
     def _evaluate(self, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """½λ·q(δ) and Ωδ + b, in float32 (float64 for float64 models), autocast or not."""
-        with torch.no_grad(), torch.autocast(self.anchor.device.type, enabled=False):
+        """½λ·q(δ) and the state of its gradient, in float32 (float64 for float64 models)."""
+        flat = side_by_side(tensors, self.anchor.dtype)
+        if flat is not None:
+            deltas = [flat - self.anchor]
+        elif self.space.dim < _SMALL:
             dtype = compute_dtype(self.anchor, *tensors)
-            delta = self.space.flatten([t.detach().to(dtype) for t in tensors]) - self.anchor
-            value, product = self.matrix.value_and_product(delta, self.offset)
-            return 0.5 * self.strength * value, product
+            pieces = [t.detach().to(dtype) for t in tensors]
+            deltas = [self.space.flatten(pieces) - self.anchor]
+        else:
+            anchors = self.space.split(self.anchor)
+            pairs = zip(tensors, anchors, strict=True)
+            deltas = [(t.detach() - anchor).reshape(-1) for t, anchor in pairs]
+        value, state = self.matrix.evaluate(deltas, self.offset)
+        return value * (0.5 * self.strength), state
+
+    def _add_product_(self, gradients: Sequence[Tensor | None], state: Tensor) -> None:
+        """Add λ(Ωδ + b) to the gradients, in place where they are plain memory."""
+        present = [g for g in gradients if g is not None]
+        if len(present) == len(gradients):
+            flat = side_by_side(present, self.anchor.dtype)
+            if flat is not None:
+                self.matrix.add_product_([flat], state, self.strength)
+                return
+            if self.space.dim >= _SMALL and all(g.is_contiguous() for g in present):
+                views = [g.view(-1) for g in present]
+                self.matrix.add_product_(views, state, self.strength)
+                return
+        pieces = self.space.split(self.matrix.product(state))
+        chosen = [p.to(g.dtype) for p, g in zip(pieces, gradients, strict=True) if g is not None]
+        if present:
+            torch._foreach_add_(present, chosen, alpha=self.strength)
 
     def _on(self, device: torch.device) -> "Penalty":
         """This penalty on the model's device; the copy is kept."""
@@ -172,6 +197,47 @@ class Penalty:
             f"Penalty({self.matrix!r}, tasks={len(self.tasks)}, strength={self.strength:g}, "
             f"anchors={'several' if self.offset else 'one'})"
         )
+
+
+def _gradients(
+    parameters: Sequence[nn.Parameter], tensors: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """Where gradients go: made where there is none, cut to the held rows, None for frozen ones."""
+    found: list[Tensor | None] = []
+    for parameter, tensor in zip(parameters, tensors, strict=True):
+        if not parameter.requires_grad:
+            found.append(None)
+            continue
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        grown = tensor is not parameter
+        found.append(parameter.grad[: tensor.shape[0]] if grown else parameter.grad)
+    return found
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[object]:
+    """No autocast; entering that costs more than a small penalty, so only where it is on."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
+
+
+def side_by_side(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:
+    """The tensors as one flat view, where they follow each other in one storage; None elsewhere.
+
+    So they do after :class:`FlatAdam`, and in other optimisers that flatten a model.
+    """
+    if torch.compiler.is_compiling():
+        return None
+    first = tensors[0].detach()
+    here, size = first.data_ptr(), 0
+    for tensor in tensors:
+        at = here + size * tensor.element_size()
+        if tensor.data_ptr() != at or tensor.dtype != dtype or not tensor.is_contiguous():
+            return None
+        size += tensor.numel()
+    room = first.untyped_storage().nbytes() // first.element_size() - first.storage_offset()
+    return first.as_strided((size,), (1,)) if size <= room else None
 
 
 def _check_strength(strength: object) -> None:

@@ -9,7 +9,7 @@ whose extra terms are its *offset*: ``(b, k)``, or ``(e,)`` with
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Self
 
 import torch
@@ -91,13 +91,30 @@ class PSDMatrix(ABC):
         """vᵀ Ω v."""
         return v @ (self @ v)
 
-    def value_and_product(self, delta: Tensor, offset: Offset = ()) -> tuple[Tensor, Tensor]:
-        """q(δ) and half its gradient, Ωδ + b, from the same reads."""
+    def evaluate(self, deltas: Sequence[Tensor], offset: Offset = ()) -> tuple[Tensor, Tensor]:
+        """q(δ), and what :meth:`product` needs to finish its gradient; δ comes in flat pieces."""
+        delta = deltas[0] if len(deltas) == 1 else torch.cat(list(deltas))
         product = self @ delta
         if not offset:
-            return delta @ product, product
+            return delta.to(product.dtype) @ product, product
         b, k = offset
         return delta @ (product + 2 * b) + k, product + b
+
+    def product(self, state: Tensor) -> Tensor:
+        """Ωδ + b, half the gradient of q, from the second result of :meth:`evaluate`; linear in it."""
+        return state
+
+    def add_product_(self, targets: Sequence[Tensor], state: Tensor, alpha: float) -> None:
+        """Add alpha · (Ωδ + b) to flat pieces that together have the length of δ."""
+        product = self.product(state)
+        pieces = torch.split(product, [len(t) for t in targets])
+        for target, piece in zip(targets, pieces, strict=True):
+            target.add_(piece, alpha=alpha)
+
+    def value_and_product(self, delta: Tensor, offset: Offset = ()) -> tuple[Tensor, Tensor]:
+        """q(δ) and half its gradient, Ωδ + b, from the same reads."""
+        value, state = self.evaluate([delta], offset)
+        return value, self.product(state)
 
     def moved(self, offset: Offset, d: Tensor) -> Offset:
         """The offset after the reference point has moved by ``d``: q'(δ) = q(δ + d)."""

@@ -1,6 +1,6 @@
 r"""FᵀF with a few rows: sketches and low rank."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Self
 
 import torch
@@ -75,11 +75,31 @@ class FactoredMatrix(PSDMatrix):
     def quadratic(self, v: Tensor) -> Tensor:
         return self.project(v).square().sum()
 
-    def value_and_product(self, delta: Tensor, offset: Offset = ()) -> tuple[Tensor, Tensor]:
-        u = self.project(delta)
+    def evaluate(self, deltas: Sequence[Tensor], offset: Offset = ()) -> tuple[Tensor, Tensor]:
+        if len(deltas) == 1:
+            u = self.project(deltas[0])
+        elif all(d.dtype == self._rows.dtype for d in deltas):
+            u, first = self._rows.new_zeros(len(self._rows)), 0
+            for delta in deltas:  # views of F: no flat copy of a large model
+                u.addmv_(self._rows[:, first : first + len(delta)], delta)
+                first += len(delta)
+        else:
+            u = self.project(torch.cat(list(deltas)))
         if offset:
             u = u + offset[0]
-        return u @ u, self.lift(u)
+        return u @ u, u
+
+    def product(self, state: Tensor) -> Tensor:
+        return self.lift(state)
+
+    def add_product_(self, targets: Sequence[Tensor], state: Tensor, alpha: float) -> None:
+        if any(t.dtype != self._rows.dtype or t.dtype != state.dtype for t in targets):
+            super().add_product_(targets, state, alpha)
+            return
+        first = 0
+        for target in targets:
+            target.addmv_(self._rows[:, first : first + len(target)].T, state, alpha=alpha)
+            first += len(target)
 
     def moved(self, offset: Offset, d: Tensor) -> Offset:
         e = self.project(d)
