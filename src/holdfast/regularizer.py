@@ -116,11 +116,10 @@ class Regularizer:
         space = ParameterSpace.of(inner, self.include, self.exclude)
         draw = Draw(seed, task=len(previous.tasks) if previous else 0)
         first = space.parameters(inner)[0]
-        total = len(data) if isinstance(data, Sized) else None
         with preserved(inner, first.device):
             rows = Rows(
                 inner,
-                track(data, "consolidating", total, progress),
+                track(data, "consolidating", _length(data), progress),
                 space,
                 self.importance,
                 draw,
@@ -223,6 +222,14 @@ class Regularizer:
         else:
             advice = "not even a diagonal fits: hold fewer parameters with include="
         memory.require(repr(self.approximation), needed, setting.device, advice)
+
+
+def _length(data: Iterable[Any]) -> int | None:
+    """The number of batches where it is known: a loader over a stream has ``len`` and raises."""
+    try:
+        return len(data) if isinstance(data, Sized) else None
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def _report(matrix: PSDMatrix, space: ParameterSpace) -> None:

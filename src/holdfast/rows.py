@@ -181,8 +181,6 @@ class Rows:
         """The batches on the model's device, cut to the limit, with their sizes."""
         left = self._limit
         for raw in self._data:
-            if left == 0:
-                return
             batch = batches.move(raw, self.gradients.device)
             size = batches.size(batch)
             if size == 0:
@@ -192,18 +190,21 @@ class Rows:
             if not self.examples:
                 self.gradients.check(batch)
             yield batch, size
-            if left is not None:
-                left = max(0, self._limit - self.examples) if self._limit else 0
+            if self._limit is not None:
+                left = self._limit - self.examples
+                if left <= 0:  # before another batch is asked for: the source may be endless
+                    return
 
     def _example_rows(self) -> Iterator[RowBatch]:
         per_example = 0
         generator = self._draw.generator("labels")
         for batch, size in self._batches():
             values = None
-            if size is None:  # only the outputs can tell how many examples there are
-                size = self.gradients.count(batch)
-                uniforms = self._uniforms(generator, size)
+            if size is None:  # only the potentials can tell how many examples there are
+                sampled = self.gradients.importance.uniforms
+                uniforms = self._uniforms(generator, self.gradients.count(batch) if sampled else 0)
                 values = self.gradients.potentials(batch, uniforms)
+                size = len(values)
                 size = min(size, self._limit - self.examples) if self._limit else size
             else:
                 uniforms = self._uniforms(generator, size)
