@@ -1,0 +1,371 @@
+"""The command line. Everything heavy is imported by the command that needs it, so that help is instant."""
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+try:
+    import typer
+except ModuleNotFoundError as error:
+    raise SystemExit(
+        "the command line needs typer: pip install 'holdfast[experiments]'"
+    ) from error
+
+__all__ = ["app", "main", "seconds"]
+
+app = typer.Typer(
+    name="holdfast",
+    help="Learn new tasks while holding on to the old ones: experiments and penalty files.",
+    epilog="Start with: [bold]holdfast reproduce toy --smoke[/], which runs everything once in a minute.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+Settings = Annotated[
+    list[str],
+    typer.Option(
+        "--set",
+        metavar="FIELD=VALUE",
+        help="Change a field, e.g. regularizer.strength=1e3 or regularizer.approximation=diagonal. "
+        "Repeatable; an unknown field or value lists the known ones.",
+    ),
+]
+Preset = Annotated[str, typer.Option(help="A preset of the recipe, or 'all'; see holdfast list.")]
+
+
+def main() -> None:
+    """The entry point."""
+    app()
+
+
+def seconds(text: str) -> float:
+    """A time budget such as ``90s``, ``150m`` or ``1h30m`` in seconds."""
+    units = {"h": 3600, "m": 60, "s": 1}
+    total, digits = 0.0, ""
+    for character in text.replace(" ", ""):
+        if character.isdigit() or character == ".":
+            digits += character
+            continue
+        if character not in units or not digits or digits.count(".") > 1:
+            break
+        total, digits = total + float(digits) * units[character], ""
+    else:
+        if not digits and total > 0:
+            return total
+    raise ValueError(f"a time budget is written like 90s, 150m or 1h30m, got {text!r}")
+
+
+@app.command()
+def reproduce(
+    recipe: Annotated[str, typer.Argument(help="Which study, e.g. toy; see holdfast list.")],
+    preset: Preset = "paper",
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds 0 to N−1 are reported.")] = 5,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes, one thread each.", show_default="one per core"),
+    ] = None,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="Everything once, tiny, in under a minute.")
+    ] = False,
+    extras: Annotated[
+        bool, typer.Option(help="Also what stands beside the paper's own table.")
+    ] = True,
+    time_budget: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Start nothing that will not end in time, e.g. 150m, 2h."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Results folder.", show_default="results/RECIPE")
+    ] = None,
+    settings: Settings = [],  # noqa: B006  # typer makes a new list for every call
+) -> None:
+    """Run a study of the paper and write its report.
+
+    Runs that are in the results folder already are kept: the same command resumes after Ctrl-C, a kill or
+    the end of a time budget. The last line is the path of the report.
+
+    [dim]holdfast reproduce toy --seeds 20 --preset all --jobs 2 --time-budget 150m[/]
+    """
+    with _clear_errors():
+        from rich.console import Console
+
+        from holdfast.configuration import lookup
+        from holdfast.display import for_console
+        from holdfast.recipes import RECIPES, Request
+        from holdfast.reproduction import reproduce as run_recipe
+
+        chosen = lookup("recipe", RECIPES, recipe)
+        request = Request(
+            chosen.choose_presets(preset), 1 if smoke else seeds, smoke, extras, tuple(settings)
+        )
+        for name in request.presets:  # a wrong setting is refused before anything runs
+            request.adjust(chosen.example(name, smoke))
+        folder = out or Path("results") / (f"{recipe}-smoke" if smoke else recipe)
+        budget = None if time_budget is None else seconds(time_budget)
+        with _writing(folder):
+            summary = run_recipe(
+                chosen,
+                request,
+                folder,
+                for_console(Console()),
+                jobs=jobs or _cores(),
+                budget=budget,
+            )
+        if summary.left:
+            typer.echo(
+                f"{len(summary.left)} runs do not fit into the time budget; the same command goes on."
+            )
+        typer.echo(f"{summary.ran} runs finished, {summary.kept} were there already.")
+        for label, reason in summary.failed:
+            typer.echo(f"failed: {label}: {reason}", err=True)
+        with _writing(folder):
+            page = _report(folder, folder)
+        typer.echo(str(page))
+        if summary.failed:
+            raise typer.Exit(1)
+
+
+@app.command()
+def run(
+    source: Annotated[
+        str,
+        typer.Argument(help="A JSON file with one experiment, - for standard input, or a recipe."),
+    ],
+    preset: Annotated[str, typer.Option(help="With a recipe: which preset.")] = "paper",
+    show: Annotated[
+        bool, typer.Option("--show", help="Print the experiment as JSON and run nothing.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="Results folder.")] = Path("results/runs"),
+    settings: Settings = [],  # noqa: B006  # typer makes a new list for every call
+) -> None:
+    """Run one experiment, and print where its result is.
+
+    [dim]holdfast run toy --set training.epochs=20 --set seed=7[/]
+    """
+    with _clear_errors():
+        from rich.console import Console
+        from rich.progress import Progress
+
+        from holdfast import metrics, results
+        from holdfast.execution import execute
+        from holdfast.reproduction import check_writable
+        from holdfast.settings import change_all
+
+        experiment = change_all(_experiment(source, preset), settings)
+        if show:
+            typer.echo(json.dumps(experiment.to_json(), indent=1, ensure_ascii=False))
+            return
+        path = results.path_of(out, experiment)
+        if path.exists():
+            try:
+                result = results.load(path)
+            except results.BrokenResult as broken:
+                typer.echo(f"{broken}; running it again", err=True)
+            else:
+                typer.echo(f"{experiment.label}: {metrics.average_accuracy(result.test):.1%}")
+                typer.echo(f"{path} (was there already)")
+                return
+        with _writing(out):
+            check_writable(out)
+            with Progress(console=Console(stderr=True), transient=True) as progress:
+                bar = progress.add_task(experiment.label, total=1.0)
+                result = execute(experiment, progress=lambda f: progress.update(bar, completed=f))
+            result.save(out)
+        typer.echo(f"{experiment.label}: {metrics.average_accuracy(result.test):.1%}")
+        typer.echo(str(path))
+
+
+@app.command()
+def report(
+    source: Annotated[str, typer.Argument(help="A recipe (reads results/RECIPE) or a folder.")],
+    format: Annotated[str, typer.Option(help="html or json.")] = "html",
+    out: Annotated[
+        Path | None, typer.Option(help="Where the report goes.", show_default="the results folder")
+    ] = None,
+) -> None:
+    """Make the report of a results folder; it trains nothing.
+
+    [dim]holdfast report toy --format json[/]
+    """
+    with _clear_errors():
+        from holdfast.configuration import lookup
+
+        lookup("format", {"html": None, "json": None}, format)
+        folder = _results_folder(source)
+        if format == "json":
+            from holdfast.report import rows
+
+            typer.echo(json.dumps(rows(folder), indent=1, ensure_ascii=False))
+            return
+        with _writing(out or folder):
+            typer.echo(str(_report(folder, out or folder)))
+
+
+@app.command()
+def inspect(
+    file: Annotated[Path, typer.Argument(help="A penalty file.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what a penalty file holds: how it was made, shapes, sizes, whether its bytes are whole."""
+    with _clear_errors():
+        from holdfast.storage import describe
+
+        described = describe(file)
+        if as_json:
+            typer.echo(json.dumps(described, indent=1, ensure_ascii=False))
+        else:
+            _print_tree(str(file), described)
+        if not described["intact"]:
+            _stop(f"{file} is damaged: its bytes are not those that were written")
+
+
+@app.command("list")
+def list_known() -> None:
+    """Show the known recipes and presets, importances, approximations, histories, streams and models."""
+    with _clear_errors():
+        from rich.console import Console
+        from rich.tree import Tree
+
+        from holdfast.approximation import APPROXIMATIONS
+        from holdfast.history import HISTORIES
+        from holdfast.importance import IMPORTANCES
+        from holdfast.models import MODELS
+        from holdfast.recipes import RECIPES
+        from holdfast.streams import STREAMS
+
+        tree = Tree("[bold]recipes[/]  holdfast reproduce RECIPE --preset PRESET")
+        for name, recipe in RECIPES.items():
+            branch = tree.add(f"[bold]{name}[/]  {recipe.summary}")
+            for preset, meaning in recipe.presets.items():
+                branch.add(f"{preset}  [dim]{meaning}[/]")
+        console = Console()
+        console.print(tree, highlight=False)
+        for axis, members in (
+            ("regularizer.importance", IMPORTANCES),
+            ("regularizer.approximation", APPROXIMATIONS),
+            ("regularizer.history", HISTORIES),
+            ("stream", STREAMS),
+            ("model", MODELS),
+        ):
+            tree = Tree(f"[bold]{axis}[/]")
+            for name, member in members.items():
+                tree.add(f"{name}  [dim]{(member.__doc__ or '').strip().splitlines()[0]}[/]")
+            console.print(tree, highlight=False)
+
+
+def _experiment(source: str, preset: str) -> Any:
+    """The experiment named on the command line."""
+    from holdfast.configuration import lookup
+    from holdfast.experiment import Experiment
+    from holdfast.recipes import RECIPES
+
+    path = Path(source)
+    if source != "-" and path.suffix != ".json" and not path.is_file():
+        return lookup("recipe, and no such JSON file:", RECIPES, source).example(preset)
+    text = sys.stdin.read() if source == "-" else path.read_text()
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{source} is not JSON: {error}") from error
+    if isinstance(data, dict) and "experiment" in data:  # a result file holds its experiment
+        data = data["experiment"]
+    return Experiment.from_json(data)
+
+
+def _results_folder(source: str) -> Path:
+    """A recipe's folder under the current directory, or the folder itself."""
+    from holdfast.recipes import RECIPES
+
+    folder = Path("results") / source if source in RECIPES else Path(source)
+    if not folder.is_dir():
+        known = ", ".join(RECIPES)
+        raise ValueError(
+            f"no results folder {folder}; expected a folder, or a recipe ({known}) that was run here: "
+            f"holdfast reproduce {source if source in RECIPES else next(iter(RECIPES))}"
+        )
+    return folder
+
+
+def _report(folder: Path, out: Path) -> Path:
+    """Write the report."""
+    from holdfast.report import write
+
+    page: Path = write(folder, out)
+    return page
+
+
+def _print_tree(title: str, value: dict[str, Any]) -> None:
+    """Nested values as a tree."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.tree import Tree
+
+    def grow(tree: Tree, value: Any) -> None:
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            if isinstance(item, dict) or (isinstance(item, list) and any(map(_nested, item))):
+                grow(tree.add(f"[bold]{escape(str(key))}[/]"), item)
+            else:
+                tree.add(f"{escape(str(key))}: {escape(json.dumps(item, ensure_ascii=False))}")
+
+    tree = Tree(f"[bold]{escape(title)}[/]")
+    grow(tree, value)
+    Console().print(tree)
+
+
+def _nested(value: Any) -> bool:
+    return isinstance(value, dict | list)
+
+
+def _cores() -> int:
+    """The cores this process may use."""
+    import os
+
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Says which folder could not be written, why, and what to do."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        from holdfast.reproduction import explain
+
+        raise ValueError(explain(error, folder)) from error
+
+
+@contextmanager
+def _clear_errors() -> Iterator[None]:
+    """Turns wrong input into one clear message, and Ctrl-C or a kill into a clean end."""
+
+    def interrupt(number: int, frame: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    except (ValueError, OSError, FloatingPointError) as error:
+        _stop(str(error))
+    except KeyboardInterrupt:
+        typer.echo("stopped; finished runs are kept, the same command goes on", err=True)
+        raise typer.Exit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _stop(message: str) -> NoReturn:
+    """End with a message and the exit code of wrong use."""
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(2)
+
+
+if __name__ == "__main__":
+    main()

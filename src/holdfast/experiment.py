@@ -1,0 +1,117 @@
+"""An experiment as a value: everything that decides its numbers, and the name that follows from it."""
+
+import dataclasses
+import hashlib
+import json
+from typing import Any, Literal
+
+from holdfast.approximation import Diagonal
+from holdfast.configuration import from_json, to_json
+from holdfast.models import Model
+from holdfast.original_diagonal import OriginalDiagonal
+from holdfast.regularizer import Regularizer
+from holdfast.streams import Stream
+from holdfast.training import Training
+
+__all__ = ["Experiment"]
+
+Mode = Literal["sequential", "joint"]
+Role = Literal["report", "tune", "single"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """One run: a network learns a stream, and is tested on every task after every task.
+
+    Attributes:
+        recipe: The recipe it belongs to.
+        preset: The preset it belongs to, e.g. ``"paper"``.
+        stream: Where the tasks come from.
+        model: The network.
+        training: How each task is learnt.
+        regularizer: What holds on to earlier tasks; ``None`` lets the network forget.
+        mode: ``"sequential"`` sees one task at a time; ``"joint"`` trains on the union of all tasks so far,
+            as long as on a single task in epochs: the accuracy without the need to remember.
+        original_diagonal: Replaces the diagonal by the original code's, see :class:`OriginalDiagonal`.
+        seed: Decides data, initial weights, order of the batches and hashes, each through its own seed.
+        role: ``"report"`` is reported; ``"tune"`` only chooses a strength; ``"single"`` trains a fresh network
+            on every task alone, the reference of intransigence.
+    """
+
+    recipe: str
+    preset: str
+    stream: Stream
+    model: Model
+    training: Training
+    regularizer: Regularizer | None = None
+    mode: Mode = "sequential"
+    original_diagonal: OriginalDiagonal | None = None
+    seed: int = 0
+    role: Role = "report"
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise ValueError(f"seed is 0 or larger, got {self.seed}")
+        if self.regularizer is not None and (self.mode == "joint" or self.role == "single"):
+            raise ValueError(
+                f"mode {self.mode!r} with role {self.role!r} has no earlier task to hold on to; "
+                "set regularizer to null"
+            )
+        if self.original_diagonal is not None:
+            if self.regularizer is None or not isinstance(
+                self.regularizer.approximation, Diagonal
+            ):
+                raise ValueError(
+                    "original_diagonal replaces a diagonal: it needs a regularizer with the "
+                    "approximation 'diagonal'"
+                )
+            self.original_diagonal.check(self.regularizer)
+
+    def to_json(self) -> dict[str, Any]:
+        """The experiment as plain JSON values."""
+        data: dict[str, Any] = to_json(self)
+        return data
+
+    @classmethod
+    def from_json(cls, data: Any) -> "Experiment":
+        """The experiment that :meth:`to_json` wrote, or an error that names the wrong field."""
+        experiment: Experiment = from_json(cls, data, "experiment")
+        return experiment
+
+    @property
+    def id(self) -> str:
+        """16 hexadecimal digits of the SHA-256 of the canonical JSON: the name of the result file."""
+        text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def label(self) -> str:
+        """A short description for people, e.g. ``paper ewc count_sketch seed 3``."""
+        words = [self.preset]
+        if self.role == "single":
+            words.append("each task alone")
+        elif self.mode == "joint":
+            words.append("joint training")
+        elif self.regularizer is None:
+            words.append("no regularizer")
+        else:
+            words += self._method()
+        if self.role == "tune":
+            words.append("tuning")
+        return " ".join([*words, f"seed {self.seed}"])
+
+    def _method(self) -> list[str]:
+        """The words of the label that tell regularizers apart."""
+        data = self.to_json()["regularizer"]
+        importance, approximation = data["importance"], data["approximation"]
+        words = [importance["name"], approximation["name"]]
+        words += [
+            f"{approximation[k]}" for k in ("size", "rank") if approximation.get(k) is not None
+        ]
+        if self.original_diagonal is not None:
+            words.append(f"(original, per {self.original_diagonal.normalise})")
+        if data["history"]["name"] != "moving_average":
+            words.append(data["history"]["name"])
+        if data["anchor"] != "latest":
+            words.append(f"anchor {data['anchor']}")
+        return [*words, f"λ={data['strength']:g}"]

@@ -1,0 +1,10 @@
+"""Recipes: one per study. A new one is one file and one line in ``RECIPES``."""
+
+from collections.abc import Mapping
+
+from holdfast.recipes.recipe import Recipe, Request, Score
+from holdfast.recipes.toy import ToyRecipe
+
+__all__ = ["RECIPES", "Recipe", "Request", "Score"]
+
+RECIPES: Mapping[str, Recipe] = {"toy": ToyRecipe()}

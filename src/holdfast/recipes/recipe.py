@@ -1,0 +1,68 @@
+"""What a recipe is: from a request to jobs, in order of importance."""
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+
+from holdfast.configuration import lookup
+from holdfast.experiment import Experiment
+from holdfast.jobs import Job
+from holdfast.settings import change_all
+
+__all__ = ["Recipe", "Request", "Score"]
+
+Score = Callable[[Experiment], float | None]
+"""The mean validation accuracy over all tasks after the last one, or None if it has not been run."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What the caller of a recipe wants.
+
+    Attributes:
+        presets: Names of presets.
+        seeds: The number of reported seeds, counted from 0.
+        smoke: Everything once, as small as it gets: it shows that all parts work, not what they find.
+        extras: Also what stands beside the paper's own table.
+        settings: Changes of fields, ``field=value``, applied to every experiment that has the field.
+    """
+
+    presets: tuple[str, ...]
+    seeds: int = 5
+    smoke: bool = False
+    extras: bool = True
+    settings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise ValueError(f"the number of seeds is 1 or larger, got {self.seeds}")
+
+    def adjust(self, experiment: Experiment) -> Experiment:
+        """The experiment with the requested settings."""
+        return change_all(experiment, self.settings, skip_absent=True)
+
+
+class Recipe(ABC):
+    """One study: its presets, and the jobs that make it."""
+
+    name: str
+    summary: str
+    presets: Mapping[str, str]  # name -> what it stands for
+
+    @abstractmethod
+    def jobs(self, request: Request, score: Score) -> Sequence[Job]:
+        """All jobs that can be named now, the most important first.
+
+        Asked again after runs that decide about others (the choice of a strength) are finished.
+        """
+
+    @abstractmethod
+    def example(self, preset: str, smoke: bool = False) -> Experiment:
+        """One experiment of a preset, to be changed and run on its own."""
+
+    def choose_presets(self, name: str) -> tuple[str, ...]:
+        """The presets behind a name: itself, or all of them."""
+        if name == "all":
+            return tuple(self.presets)
+        lookup(f"preset of {self.name}", {**self.presets, "all": ""}, name)
+        return (name,)

@@ -1,0 +1,87 @@
+r"""Choosing a strength on validation data, on a grid that grows until the best lies inside it.
+
+The grid holds the powers :math:`10^{k/2}`: factors of √10. The score of a strength is the mean over tuning seeds of
+the mean validation accuracy over all tasks after the last one. Tuning seeds are never reported.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+from holdfast.experiment import Experiment
+from holdfast.recipes.recipe import Score
+
+__all__ = ["GRID", "SEEDS", "Tuning", "strength"]
+
+GRID = range(3, 10)  # exponents in halves: 10^1.5 to 10^4.5, seven values
+SEEDS = (100, 101, 102)
+WIDEST = (-12, 24)  # 10^-6 to 10^12: beyond, a strength is no strength any more
+
+
+def strength(exponent: int) -> float:
+    """10 to the power of half the exponent, to six digits so that it reads well in files."""
+    return float(f"{10 ** (exponent / 2):.6g}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuning:
+    """The search for the strength of one method.
+
+    Attributes:
+        method: An experiment whose strength and seed are replaced.
+        grid: Exponents to begin with.
+        seeds: Seeds of the search.
+    """
+
+    method: Experiment
+    grid: Sequence[int] = GRID
+    seeds: Sequence[int] = SEEDS
+
+    def experiments(self, score: Score) -> list[Experiment]:
+        """The runs of the search as far as it can be planned now, finished ones included."""
+        return [
+            self._at(exponent, seed) for exponent in self._exponents(score) for seed in self.seeds
+        ]
+
+    def chosen(self, score: Score) -> float | None:
+        """The best strength, the smaller of two equals; None while the search goes on."""
+        scores = self._scores(self._exponents(score), score)
+        if scores is None:
+            return None
+        return strength(_best(scores))
+
+    def _exponents(self, score: Score) -> range:
+        """The grid, two values wider on the side where its best lies at the edge, as often as needed."""
+        first, last = self.grid[0], self.grid[-1]
+        while True:
+            scores = self._scores(range(first, last + 1), score)
+            if scores is None:
+                return range(first, last + 1)
+            best = _best(scores)
+            if best == first and first > WIDEST[0]:
+                first -= 2
+            elif best == last and last < WIDEST[1]:
+                last += 2
+            else:
+                return range(first, last + 1)
+
+    def _scores(self, exponents: Sequence[int], score: Score) -> dict[int, float] | None:
+        """The mean score of every exponent, or None if a run is missing."""
+        found = {}
+        for exponent in exponents:
+            values = [score(self._at(exponent, seed)) for seed in self.seeds]
+            known = [value for value in values if value is not None]
+            if len(known) < len(values):
+                return None
+            found[exponent] = sum(known) / len(known)
+        return found
+
+    def _at(self, exponent: int, seed: int) -> Experiment:
+        """A run of the search."""
+        assert self.method.regularizer is not None
+        regularizer = dataclasses.replace(self.method.regularizer, strength=strength(exponent))
+        return dataclasses.replace(self.method, regularizer=regularizer, seed=seed, role="tune")
+
+
+def _best(scores: dict[int, float]) -> int:
+    """The exponent with the highest score, the smallest of equals."""
+    return max(scores, key=lambda exponent: (scores[exponent], -exponent))

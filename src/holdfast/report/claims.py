@@ -1,0 +1,124 @@
+"""Claims of a paper that numbers can decide, and the machinery that decides them.
+
+A claim is data: its words, where it stands, what was printed, and a function from the study (and a
+preset, where it is about accuracy or cost) to a finding. A study's list of claims lives in a file of its
+own and is named in :data:`CLAIMS`.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from holdfast.report.blocks import Cell, Column, Table, Tone, signed
+from holdfast.report.loading import Study
+from holdfast.report.measures import ENOUGH_SEEDS, Summary
+
+__all__ = ["Claim", "Finding", "Verdict", "above_zero", "count", "near", "not_run", "table"]
+
+Verdict = Literal["holds", "does not hold", "undecided"]
+_TONES: dict[Verdict, Tone] = {"holds": "good", "does not hold": "bad", "undecided": "open"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What our numbers say about a claim: the number, the verdict, and why."""
+
+    number: str
+    verdict: Verdict
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim.
+
+    Args:
+        text: The claim in one sentence.
+        source: Where the paper makes it.
+        printed: The paper's number, if it prints one.
+        decide: Our finding. Claims about accuracy or cost are decided once per preset.
+    """
+
+    text: str
+    source: str
+    printed: str
+    decide: Callable[[Study, str], Finding]
+
+
+def not_run(what: str = "not run") -> Finding:
+    """The finding where the runs do not exist."""
+    return Finding("—", "undecided", what)
+
+
+def above_zero(values: Summary | None, unit: str = "points") -> Finding:
+    """Decide "the difference is positive": by the 95 % interval, and only with enough seeds."""
+    if values is None:
+        return not_run()
+    said = f"{signed(values.mean).text} {unit}"
+    if values.count < ENOUGH_SEEDS:
+        return Finding(said, "undecided", f"{values.count} of {ENOUGH_SEEDS} seeds")
+    between = f"95 %: {signed(values.low).text} to {signed(values.high).text}"
+    if values.low > 0:
+        return Finding(said, "holds", between)
+    if values.high < 0:
+        return Finding(said, "does not hold", between)
+    return Finding(said, "undecided", f"{between} contains 0")
+
+
+def near(values: Summary | None, printed: float, error: float, needed: int, unit: str) -> Finding:
+    """Decide "the number is ``printed``": within two standard errors of the difference."""
+    if values is None:
+        return not_run()
+    spread = "" if math.isnan(values.std) else f" ± {values.std:.2g}"
+    said = f"{values.mean:.3g}{spread}{unit}"
+    if values.count < needed:
+        return Finding(said, "undecided", f"{values.count} of {needed} values")
+    allowed = 2 * math.hypot(error, values.std / math.sqrt(values.count))
+    apart = abs(values.mean - printed)
+    reason = f"{apart:.2g} apart, 2 SE are {allowed:.2g}"
+    return Finding(said, "holds" if apart <= allowed else "does not hold", reason)
+
+
+def _cell(finding: Finding) -> Cell:
+    order = {"holds": "0", "undecided": "1", "does not hold": "2"}[finding.verdict]
+    note = f"{finding.number}; {finding.reason}" if finding.reason else finding.number
+    if finding.number == "—":
+        note = finding.reason
+    return Cell(finding.verdict, order, note, _TONES[finding.verdict])
+
+
+def table(
+    study: Study, claims: Sequence[Claim], presets: Sequence[str], name: str, title: str
+) -> Table:
+    """A row per claim, a column per preset (or one column for claims about the matrix)."""
+    rows = [
+        [
+            Cell(claim.text, claim.text),
+            Cell(claim.source, claim.source),
+            Cell(claim.printed or "—", claim.printed or None),
+            *(_cell(claim.decide(study, preset)) for preset in presets),
+        ]
+        for claim in claims
+    ]
+    heads = [Column(preset or "Ours", numeric=False) for preset in presets]
+    return Table(
+        name,
+        title,
+        [
+            Column("Claim", numeric=False),
+            Column("Source", numeric=False),
+            Column("Paper", numeric=False),
+            *heads,
+        ],
+        rows,
+    )
+
+
+def count(study: Study, claims: Sequence[Claim], presets: Sequence[str]) -> dict[Verdict, int]:
+    """How many findings there are of each verdict."""
+    found: dict[Verdict, int] = {"holds": 0, "does not hold": 0, "undecided": 0}
+    for claim in claims:
+        for preset in presets:
+            found[claim.decide(study, preset).verdict] += 1
+    return found

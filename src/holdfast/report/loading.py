@@ -1,0 +1,177 @@
+"""From a results folder to a :class:`Study`: runs grouped by setting, and the artefacts beside them."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.report.headline import headlines, primaries
+from holdfast.report.selection import Selection, selections
+from holdfast.report.settings import PRESET_ORDER, Run, Setting, group
+from holdfast.results import load_all
+
+__all__ = ["Fisher", "Study", "read"]
+
+
+@dataclass(frozen=True)
+class Fisher:
+    """The study of the importance matrix of one network (Figures 1 and 2).
+
+    Args:
+        seed: The network's seed.
+        errors: ‖Ω̂ − Ω‖²_F / ‖Ω‖²_F, (approximation, rank or None) -> one value per draw.
+        streamed: The same for low rank computed in one pass, (rank, group) -> one value per draw.
+        spectrum: Eigenvalues, largest first.
+        stable_rank: ``trace`` is tr Ω / λ₁, ``frobenius`` is ‖Ω‖²_F / λ₁².
+        pictures: Heat maps, 0 to 255.
+        heat_map: How entries became pixels.
+    """
+
+    seed: int
+    errors: Mapping[tuple[str, int | None], Sequence[float]]
+    streamed: Mapping[tuple[int, int | str], Sequence[float]]
+    spectrum: Sequence[float]
+    stable_rank: Mapping[str, float]
+    pictures: Mapping[str, NDArray[np.uint8]]
+    heat_map: Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Study:
+    """Everything a report is made from."""
+
+    recipe: str
+    settings: tuple[Setting, ...]
+    fisher: tuple[Fisher, ...] = ()
+    boundaries: Mapping[str, Path] | None = None
+    problems: tuple[str, ...] = ()
+
+    @cached_property
+    def presets(self) -> tuple[str, ...]:
+        """The presets that were run, the known ones first."""
+        found = {s.preset for s in self.settings}
+        return tuple(
+            sorted(found, key=lambda p: (p not in PRESET_ORDER, _index(PRESET_ORDER, p), p))
+        )
+
+    @cached_property
+    def headlines(self) -> list[Setting]:
+        """One setting per (preset, importance, approximation)."""
+        return headlines(self.settings)
+
+    @cached_property
+    def primaries(self) -> list[Setting]:
+        """The cells of the paper's table."""
+        return primaries(self.settings)
+
+    @cached_property
+    def selections(self) -> dict[str, Selection]:
+        """The tuned strengths."""
+        return selections(self.settings)
+
+    def reported(self, preset: str) -> list[Setting]:
+        """The settings of a preset that are reported: neither tuning nor single tasks."""
+        return [s for s in self.settings if s.preset == preset and s.role == "report"]
+
+    def alone(self, preset: str) -> dict[int, list[float]]:
+        """By seed, the accuracy on every task of a network trained on that task alone."""
+        return {
+            run.seed: [row[task] for task, row in enumerate(run.result.test)]
+            for setting in self.settings
+            if setting.role == "single" and setting.preset == preset
+            for run in setting.runs
+        }
+
+    def find(
+        self, preset: str, importance: str, approximation: str, rank: int | None = None
+    ) -> Setting | None:
+        """The cell of the paper's table, or None if it was not run."""
+        wanted = (preset, importance, approximation, rank)
+        for s in self.primaries:
+            if (s.preset, s.importance, s.approximation, s.rank) == wanted:
+                return s
+        return None
+
+    def command(self, preset: str | None = None) -> str:
+        """The command that makes (or resumes) what is shown."""
+        words = ["holdfast", "reproduce", self.recipe]
+        if preset is not None:
+            words += ["--preset", preset]
+            seeds = max((len(s.runs) for s in self.reported(preset)), default=0)
+            words += ["--seeds", str(seeds)] if seeds else []
+        return " ".join(words)
+
+
+def _index(order: Sequence[str], name: str) -> int:
+    return order.index(name) if name in order else len(order)
+
+
+def read(folder: Path) -> Study:
+    """Read a results folder.
+
+    Raises:
+        FileNotFoundError: The folder, or results in it, do not exist.
+        ForeignResult: A result has another format version.
+        ValueError: The results belong to more than one recipe.
+    """
+    problems: list[str] = []
+    results = load_all(folder, lambda error: problems.append(str(error)))
+    runs = [Run(id, result.experiment.to_json(), result) for id, result in results.items()]
+    if not runs:
+        raise FileNotFoundError(f"no results in {folder}; `holdfast reproduce RECIPE` makes them")
+    recipes = sorted({str(run.experiment["recipe"]) for run in runs})
+    if len(recipes) > 1:
+        raise ValueError(
+            f"{folder} holds results of {', '.join(recipes)}; a report is about one recipe: "
+            "give every recipe a folder of its own"
+        )
+    return Study(
+        recipe=recipes[0],
+        settings=group(runs),
+        fisher=tuple(_fishers(folder, problems)),
+        boundaries={path.stem: path for path in sorted((folder / "boundaries").glob("*.npz"))},
+        problems=tuple(problems),
+    )
+
+
+def _fishers(folder: Path, problems: list[str]) -> Iterator[Fisher]:
+    """The matrix studies; a file that cannot be read is a problem, not the end of the report."""
+    for path in sorted((folder / "fisher").glob("seed*.json")):
+        try:
+            yield _fisher(path)
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            problems.append(f"{path.name}: {type(error).__name__}: {error}")
+
+
+def _fisher(path: Path) -> Fisher:
+    data = json.loads(path.read_bytes())
+    with np.load(path.with_suffix(".npz"), allow_pickle=False) as stored:
+        pictures = {name: stored[name] for name in stored.files}
+    return Fisher(
+        seed=int(data["seed"]),
+        errors={
+            (name, part.get("rank") if name == "low_rank" else None): values
+            for name, part, values in _entries(data["errors"])
+        },
+        streamed={
+            (part["rank"], part["group"]): values for _, part, values in _entries(data["streamed"])
+        },
+        spectrum=[float(value) for value in data["spectrum"]],
+        stable_rank={name: float(value) for name, value in data["stable_rank"].items()},
+        pictures=pictures,
+        heat_map=data["heat_map"],
+    )
+
+
+def _entries(
+    entries: Sequence[Mapping[str, Any]],
+) -> Iterator[tuple[str, Mapping[str, Any], list[float]]]:
+    """Name, parameters and errors of every approximation in a list of them."""
+    for entry in entries:
+        part = entry["approximation"]
+        yield part["name"], part, [float(value) for value in entry["values"]]

@@ -1,0 +1,84 @@
+"""From settings to numbers in per cent: what a table, a figure or a claim asks of a setting."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+
+from holdfast import metrics
+from holdfast.metrics import Summary
+from holdfast.report.settings import Run, Setting
+
+__all__ = [
+    "ENOUGH_SEEDS",
+    "Summary",
+    "by_seed",
+    "difference",
+    "finals",
+    "first_task_drop",
+    "mean_seconds",
+    "standard_error",
+    "summary",
+    "transfer",
+]
+
+ENOUGH_SEEDS = 20  # the spread over seeds is 5 to 10 points: fewer decide nothing
+
+
+def summary(values: Sequence[float]) -> Summary | None:
+    """Mean, standard deviation (ddof 1) and 95 % interval; None if there are no values."""
+    return metrics.summarise(values) if values else None
+
+
+def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Summary | None:
+    """Paired differences over the seeds both have; None if they share none."""
+    seeds = sorted(first.keys() & second.keys())
+    if not seeds:
+        return None
+    return metrics.paired_difference([first[s] for s in seeds], [second[s] for s in seeds])
+
+
+def standard_error(values: Summary) -> float:
+    r"""Standard error of the mean, :math:`s/\sqrt n`; not a number for one value."""
+    return values.std / math.sqrt(values.count)
+
+
+def by_seed(setting: Setting, measure: Callable[[Run], float]) -> dict[int, float]:
+    """``measure`` of every run, in per cent."""
+    return {run.seed: 100.0 * measure(run) for run in setting.runs}
+
+
+def finals(setting: Setting) -> dict[int, float]:
+    """Mean test accuracy over all tasks after the last one, by seed, in per cent."""
+    return by_seed(setting, lambda run: metrics.average_accuracy(run.result.test))
+
+
+def first_task_drop(setting: Setting) -> dict[int, float]:
+    """How much of the first task is lost by the end, by seed, in points."""
+    return by_seed(setting, lambda run: run.result.test[0][0] - run.result.test[-1][0])
+
+
+def mean_seconds(setting: Setting, part: str) -> float:
+    """Mean seconds of one run spent in ``part`` (training, consolidation, evaluation, total)."""
+    return fmean(run.result.seconds[part] for run in setting.runs)
+
+
+def transfer(setting: Setting, alone: Mapping[int, Sequence[float]]) -> dict[str, Summary | None]:
+    """Forgetting, transfers and intransigence of a setting, in points.
+
+    Args:
+        setting: The method.
+        alone: By seed, the accuracy on every task of a network trained on that task alone.
+    """
+    known = [run for run in setting.runs if run.seed in alone]
+    measured = {
+        "forgetting": [metrics.forgetting(run.result.test) for run in setting.runs],
+        "backward": [metrics.backward_transfer(run.result.test) for run in setting.runs],
+        "forward": [
+            metrics.forward_transfer(run.result.test, run.result.initial) for run in setting.runs
+        ],
+        "intransigence": [
+            metrics.intransigence(run.result.test, alone[run.seed]) for run in known
+        ],
+        "first_task": [run.result.test[-1][0] for run in setting.runs],
+    }
+    return {name: summary([100 * v for v in values]) for name, values in measured.items()}

@@ -1,0 +1,255 @@
+"""What the paper claims about accuracy and cost in the synthetic study, and how it is decided."""
+
+from collections.abc import Callable
+from functools import partial
+
+from holdfast.report.blocks import signed, size
+from holdfast.report.claims import Claim, Finding, above_zero, not_run
+from holdfast.report.loading import Study
+from holdfast.report.measures import (
+    ENOUGH_SEEDS,
+    Summary,
+    difference,
+    finals,
+    first_task_drop,
+    mean_seconds,
+    summary,
+)
+from holdfast.report.paper import ACCURACY
+from holdfast.report.settings import Setting, words
+from holdfast.report.tables import compared, printed
+
+__all__ = ["ACCURACY_CLAIMS", "reproduced"]
+
+MUCH = 2.0  # "significantly more": more than this many times as much
+LITTLE = 2.0  # "slightly larger", "one pass like the diagonal": at most this many times as much
+Key = tuple[str, int | None]
+
+SKETCH: Key = ("count_sketch", None)
+DIAGONAL: Key = ("diagonal", None)
+BLOCK: Key = ("block_diagonal", None)
+RANK_50: Key = ("low_rank", 50)
+FULL: Key = ("full", None)
+BOTH = ("ewc", "mas")
+
+
+def _gap(study: Study, preset: str, importance: str, one: Key, two: Key) -> Summary | None:
+    a, b = study.find(preset, importance, *one), study.find(preset, importance, *two)
+    return difference(finals(a), finals(b)) if a and b else None
+
+
+def _better(importance: str, one: Key, two: Key) -> Callable[[Study, str], Finding]:
+    return lambda study, preset: above_zero(_gap(study, preset, importance, one, two))
+
+
+def _all(findings: dict[str, Finding]) -> Finding:
+    """Holds if every part holds; one part that fails is enough against it."""
+    said = ", ".join(f"{words(name)} {finding.number}" for name, finding in findings.items())
+    verdicts = [finding.verdict for finding in findings.values()]
+    if "does not hold" in verdicts:
+        return Finding(said, "does not hold")
+    if "undecided" in verdicts:
+        open_ones = [f for f in findings.values() if f.verdict == "undecided"]
+        return Finding(said, "undecided", open_ones[0].reason)
+    return Finding(said, "holds")
+
+
+def _consistently(study: Study, preset: str) -> Finding:
+    """Better on average in both regimes, with the share of seeds on which it is."""
+    parts = {}
+    for importance in BOTH:
+        sketch = study.find(preset, importance, *SKETCH)
+        diagonal = study.find(preset, importance, *DIAGONAL)
+        if sketch is None or diagonal is None:
+            return not_run()
+        left, right = finals(sketch), finals(diagonal)
+        shared = left.keys() & right.keys()
+        wins = sum(left[seed] > right[seed] for seed in shared)
+        verdict = above_zero(difference(left, right))
+        parts[importance] = Finding(
+            f"{wins} of {len(shared)} seeds", verdict.verdict, verdict.reason
+        )
+    return _all(parts)
+
+
+def _small_sketch(study: Study, preset: str) -> Finding:
+    """Some sketch with t ≤ 50 beats the diagonal, in both regimes."""
+    parts = {}
+    for importance in BOTH:
+        diagonal = study.find(preset, importance, *DIAGONAL)
+        sketches = [
+            s
+            for s in study.reported(preset)
+            if s.importance == importance
+            and s.approximation == "count_sketch"
+            and s.part("approximation").get("size", 51) <= 50
+        ]
+        if diagonal is None or not sketches:
+            return not_run()
+        found = [above_zero(difference(finals(s), finals(diagonal))) for s in sketches]
+        order = ("holds", "undecided", "does not hold")
+        parts[importance] = min(found, key=lambda finding: order.index(finding.verdict))
+    return _all(parts)
+
+
+def _forgets_less(importance: str) -> Callable[[Study, str], Finding]:
+    def decide(study: Study, preset: str) -> Finding:
+        sketch = study.find(preset, importance, *SKETCH)
+        diagonal = study.find(preset, importance, *DIAGONAL)
+        if sketch is None or diagonal is None:
+            return not_run()
+        return above_zero(difference(first_task_drop(diagonal), first_task_drop(sketch)))
+
+    return decide
+
+
+def _ratio(
+    study: Study, preset: str, one: Key, two: Key
+) -> tuple[Setting, Setting, float, float] | None:
+    """Two settings of the first importance that has both, and the ratios of seconds and of bytes."""
+    for importance in BOTH:
+        a, b = study.find(preset, importance, *one), study.find(preset, importance, *two)
+        if a and b:
+            seconds = mean_seconds(a, "consolidation") / max(
+                mean_seconds(b, "consolidation"), 1e-9
+            )
+            return a, b, seconds, _bytes(a) / max(_bytes(b), 1)
+    return None
+
+
+def _bytes(setting: Setting) -> int:
+    return max(run.result.penalty_bytes for run in setting.runs)
+
+
+def _costs(setting: Setting) -> str:
+    return f"{mean_seconds(setting, 'consolidation'):.2g} s, {size(_bytes(setting)).text}"
+
+
+def _unaffordable(study: Study, preset: str, costly: Key) -> Finding:
+    found = _ratio(study, preset, costly, SKETCH)
+    if found is None:
+        return not_run()
+    a, b, seconds, memory = found
+    said = f"{a.label}: {_costs(a)}; sketched: {_costs(b)}"
+    reason = f"{seconds:.2g} × the seconds, {memory:.2g} × the bytes"
+    much = seconds > MUCH or memory > MUCH
+    return Finding(said, "holds" if much else "does not hold", reason)
+
+
+def _one_pass(study: Study, preset: str) -> Finding:
+    found = _ratio(study, preset, SKETCH, DIAGONAL)
+    if found is None:
+        return not_run()
+    a, b, seconds, _ = found
+    said = f"{mean_seconds(a, 'consolidation'):.2g} s and {mean_seconds(b, 'consolidation'):.2g} s"
+    return Finding(
+        said, "holds" if seconds <= LITTLE else "does not hold", f"{seconds:.2g} × as long"
+    )
+
+
+def _slightly_larger(study: Study, preset: str) -> Finding:
+    found = _ratio(study, preset, SKETCH, DIAGONAL)
+    if found is None:
+        return not_run()
+    a, b, _, memory = found
+    said = f"{size(_bytes(a)).text} and {size(_bytes(b)).text}"
+    return Finding(
+        said, "holds" if memory <= LITTLE else "does not hold", f"{memory:.0f} × as large"
+    )
+
+
+def reproduced(study: Study, preset: str) -> Finding:
+    """How many printed accuracies lie within two standard errors of ours."""
+    near_ones, far, few = [], [], []
+    for s in study.primaries:
+        paper = printed(study, s)
+        if s.preset != preset or paper is None:
+            continue
+        delta, error = compared(summary(list(finals(s).values())), paper)
+        if len(s.runs) < ENOUGH_SEEDS or delta is None or error is None:
+            few.append(s)
+        else:
+            (near_ones if abs(delta) <= 2 * error else far).append(s)
+    total = len(ACCURACY[study.recipe])
+    said = f"{len(near_ones)} of {total} cells within 2 SE"
+    if far:
+        names = ", ".join(f"{words(s.importance)} {s.label}" for s in far)
+        return Finding(said, "does not hold", f"outside: {names}")
+    if few or len(near_ones) < total:
+        missing = total - len(near_ones)
+        return Finding(
+            said, "undecided", f"{missing} with fewer than {ENOUGH_SEEDS} seeds or not run"
+        )
+    return Finding(said, "holds")
+
+
+def _printed_gap(importance: str, one: Key, two: Key) -> str:
+    cells = ACCURACY["toy"]
+    gap = cells[(importance, *one)].value - cells[(importance, *two)].value
+    return f"{signed(gap).text} points"
+
+
+def _pairs() -> list[Claim]:
+    """One claim per regime and ordered pair that a caption names."""
+    caption = "Figure 3, caption"
+    named = [
+        ("Sketched beats diagonal", SKETCH, DIAGONAL, caption),
+        ("Sketched beats block-diagonal", SKETCH, BLOCK, caption),
+        ("Rank 50 beats sketched", RANK_50, SKETCH, caption),
+        ("Full beats sketched", FULL, SKETCH, caption),
+    ]
+    return [
+        Claim(
+            f"{text} ({words(importance)})",
+            source,
+            _printed_gap(importance, one, two),
+            _better(importance, one, two),
+        )
+        for text, one, two, source in named
+        for importance in BOTH
+    ]
+
+
+ACCURACY_CLAIMS: list[Claim] = [
+    *_pairs(),
+    Claim(
+        "Sketching consistently improves on the diagonal",
+        "abstract; contribution 4",
+        "",
+        _consistently,
+    ),
+    Claim(
+        "t ≤ 50 is enough to beat the diagonal (EWC and MAS)", "contribution 3", "", _small_sketch
+    ),
+    *(
+        Claim(
+            f"Sketched forgets less of the first task than diagonal ({words(importance)})",
+            "appendix B.1",
+            "",
+            _forgets_less(importance),
+        )
+        for importance in BOTH
+    ),
+    Claim(
+        "Low rank needs significantly more computation, not affordable in practice",
+        "Figures 1 and 3, captions",
+        "",
+        partial(_unaffordable, costly=RANK_50),
+    ),
+    Claim(
+        "The full matrix needs significantly more computation",
+        "Figure 3, caption",
+        "",
+        partial(_unaffordable, costly=FULL),
+    ),
+    Claim("Sketching takes one pass, as the diagonal does", "contribution 3", "", _one_pass),
+    Claim(
+        "The sketch is only slightly larger than the diagonal",
+        "contribution 3",
+        "50 × m",
+        _slightly_larger,
+    ),
+    Claim(
+        "The printed accuracies come out again", "Figure 3; appendix B.1", "12 cells", reproduced
+    ),
+]

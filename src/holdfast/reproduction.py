@@ -1,0 +1,91 @@
+"""From a recipe to a results folder: resume, run, and leave a report behind."""
+
+import errno
+from pathlib import Path
+
+from holdfast import results
+from holdfast.display import Display
+from holdfast.experiment import Experiment
+from holdfast.jobs import kind_of
+from holdfast.recipes import Recipe, Request, Score
+from holdfast.results import BrokenResult
+from holdfast.sweep import Estimator, Summary, sweep
+
+__all__ = ["check_writable", "explain", "reproduce"]
+
+
+def reproduce(
+    recipe: Recipe,
+    request: Request,
+    folder: Path,
+    display: Display,
+    *,
+    jobs: int = 1,
+    budget: float | None = None,
+) -> Summary:
+    """Run what a recipe asks for and the folder does not have yet.
+
+    Raises:
+        ForeignResult: The folder holds results of another format version.
+        OSError: The folder cannot be written.
+    """
+    check_writable(folder)
+    estimator = Estimator()
+
+    def report(error: BrokenResult) -> None:
+        display.message(f"{error}; it does not count, and is run again if it is asked for", bad=True)
+
+    for result in results.load_all(folder, report).values():
+        estimator.record(kind_of(result.experiment), result.seconds["total"])
+    score = _validation_score(folder)
+
+    with display:
+        return sweep(
+            lambda: recipe.jobs(request, score),
+            folder,
+            display,
+            jobs=jobs,
+            budget=budget,
+            estimator=estimator,
+        )
+
+
+def _validation_score(folder: Path) -> Score:
+    """Looks results up in the folder; what was found once is remembered, files are not read twice."""
+    known: dict[str, float] = {}
+
+    def score(experiment: Experiment) -> float | None:
+        path = results.path_of(folder, experiment)
+        if path.stem not in known:
+            if not path.exists():
+                return None
+            try:
+                final = results.load(path).validation[-1]
+            except BrokenResult:
+                return None
+            known[path.stem] = sum(final) / len(final)
+        return known[path.stem]
+
+    return score
+
+
+def check_writable(folder: Path) -> None:
+    """Refuse a folder that cannot be written before hours of work are done for it."""
+    probe = Path(folder) / ".writable"
+    with results.atomic(probe) as file:
+        file.write(b"Holdfast looks whether it may write here.\n")
+    probe.unlink()
+
+
+def explain(error: OSError, folder: Path) -> str:
+    """What a failed write means and what to do."""
+    text = str(error)
+    if error.errno == errno.ENOSPC or "No space left" in text:
+        advice = "the disk is full; free some space and run the same command again"
+    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) or "Permission" in text:
+        advice = "no permission to write there; choose another folder with --out"
+    elif error.errno in (errno.ENOTDIR, errno.EEXIST):
+        advice = "a file stands where a folder is needed; choose another folder with --out"
+    else:
+        advice = "finished runs are kept; run the same command again"
+    return f"cannot write results to {folder}: {text}: {advice}"

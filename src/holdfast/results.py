@@ -1,0 +1,188 @@
+"""Results of experiments: one JSON file each, named by the experiment, written whole or not at all."""
+
+import dataclasses
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from holdfast.experiment import Experiment
+
+__all__ = ["FORMAT", "BrokenResult", "ForeignResult", "Result", "atomic", "load", "load_all"]
+
+FORMAT = 1  # raised whenever a file of the old format would be misread
+
+
+class BrokenResult(ValueError):
+    """A result file that is damaged; running its experiment again replaces it."""
+
+
+class ForeignResult(ValueError):
+    """A result file of another format version, which must not be mixed with this one's."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a run measured. Accuracies are fractions, tasks are counted from 0.
+
+    Attributes:
+        experiment: What was run.
+        accuracy: ``accuracy[task][epoch]`` lists the test accuracies on tasks 0 to ``task``.
+        validation: ``validation[task]``: validation accuracies on all tasks after ``task`` was learnt.
+        test: ``test[task]``: test accuracies on all tasks after ``task`` was learnt.
+        initial: Test accuracies on all tasks of the untrained network.
+        seconds: Time for training, consolidation, evaluation, and in total.
+        penalty_bytes: Memory of the largest penalty of the run.
+        floats_per_parameter: The same in 32-bit numbers per parameter of the network.
+        versions: Versions of holdfast, torch and Python.
+        machine: Threads used and cores present.
+    """
+
+    experiment: Experiment
+    accuracy: list[list[list[float]]]
+    validation: list[list[float]]
+    test: list[list[float]]
+    initial: list[float]
+    seconds: dict[str, float]
+    penalty_bytes: int
+    floats_per_parameter: float
+    versions: dict[str, str]
+    machine: dict[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of the result file."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {
+            "format": FORMAT,
+            "id": self.experiment.id,
+            **fields,
+            "experiment": self.experiment.to_json(),
+        }
+
+    def save(self, folder: Path) -> Path:
+        """Write ``runs/<id>.json`` below ``folder``, atomically."""
+        path = path_of(folder, self.experiment)
+        text = json.dumps(self.to_json(), ensure_ascii=False, separators=(",", ":"))
+        with atomic(path) as file:
+            file.write(text.encode())
+        return path
+
+
+def versions() -> dict[str, str]:
+    """The versions a result depends on."""
+    return {
+        "holdfast": metadata.version("holdfast"),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def machine() -> dict[str, int]:
+    """Threads in use and cores present."""
+    return {"threads": torch.get_num_threads(), "cores": os.cpu_count() or 1}
+
+
+def path_of(folder: Path, experiment: Experiment) -> Path:
+    """Where the result of an experiment is kept."""
+    return Path(folder) / "runs" / f"{experiment.id}.json"
+
+
+@contextmanager
+def atomic(path: Path) -> Iterator[IO[bytes]]:
+    """A file that appears under its name when it is complete, and leaves nothing behind when it fails."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)  # mkstemp makes it private; results are meant to be shared
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def load(path: Path) -> Result:
+    """Read and check one result file.
+
+    Raises:
+        BrokenResult: The file is damaged, incomplete or does not belong to its name.
+        ForeignResult: The file has another format version.
+    """
+    try:
+        data = json.loads(path.read_bytes())
+    except ValueError as error:  # not UTF-8, or not JSON
+        raise BrokenResult(f"{path} is not complete JSON ({error})") from error
+    if not isinstance(data, dict) or "format" not in data:
+        raise BrokenResult(f"{path} is not a result file: it has no 'format'")
+    if data["format"] != FORMAT:
+        raise ForeignResult(
+            f"{path} has result format {data['format']!r}, this version reads and writes {FORMAT}; "
+            "results of two formats are not mixed: choose another --out, or move the folder away"
+        )
+    try:
+        experiment = Experiment.from_json(data["experiment"])
+        names = [f.name for f in dataclasses.fields(Result) if f.name != "experiment"]
+        result = Result(experiment, **{name: data[name] for name in names})
+        _check_shapes(result)
+    except KeyError as error:
+        raise BrokenResult(f"{path} lacks the field {error}") from error
+    except (ValueError, TypeError) as error:
+        raise BrokenResult(f"{path}: {error}") from error
+    if not data.get("id") == experiment.id == path.stem:
+        raise BrokenResult(
+            f"{path} holds the experiment {experiment.id} under the id {data.get('id')!r}: "
+            "name, id and experiment must agree"
+        )
+    return result
+
+
+def load_all(
+    folder: Path, report: Callable[[BrokenResult], None] | None = None
+) -> dict[str, Result]:
+    """All valid results of a folder by id.
+
+    Args:
+        folder: The results folder, with ``runs`` below it; it need not exist.
+        report: Called for every broken file; without it a broken file is raised.
+    """
+    found = {}
+    for path in sorted((Path(folder) / "runs").glob("*.json")):
+        try:
+            found[path.stem] = load(path)
+        except BrokenResult as error:
+            if report is None:
+                raise
+            report(error)
+    return found
+
+
+def _check_shapes(result: Result) -> None:
+    """Refuse accuracies whose number does not follow from the experiment."""
+    tasks, epochs = len(result.initial), result.experiment.training.epochs
+    if not tasks:
+        raise ValueError("initial: expected one accuracy per task, got none")
+    for name in ("validation", "test"):
+        rows = getattr(result, name)
+        if [len(row) for row in rows] != [tasks] * tasks:
+            raise ValueError(f"{name}: expected {tasks} lists of {tasks} accuracies")
+    shape = [[len(seen) for seen in rows] for rows in result.accuracy]
+    if shape != [[task + 1] * epochs for task in range(tasks)]:
+        raise ValueError(
+            f"accuracy: expected {tasks} tasks of {epochs} epochs, in task k one accuracy for each "
+            "of the tasks 0 to k"
+        )
+    numbers = [result.initial, *result.validation, *result.test]
+    numbers += [seen for rows in result.accuracy for seen in rows]
+    for number in (n for row in numbers for n in row):
+        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number <= 1:
+            raise ValueError(f"an accuracy is a fraction from 0 to 1, got {number!r}")

@@ -1,0 +1,313 @@
+"""Many jobs on a few processes: resumed, estimated, within a time budget, stopped without loss."""
+
+import json
+import os
+import queue
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from holdfast.configuration import to_json
+from holdfast.display import Display, duration
+from holdfast.jobs import Job
+
+__all__ = ["Estimator", "Summary", "sweep"]
+
+MARGIN = 1.1  # a run may take this much longer than runs of its kind did
+
+
+@dataclass
+class Summary:
+    """How a sweep ended.
+
+    Attributes:
+        ran: Jobs finished now.
+        kept: Jobs whose files were there already.
+        failed: Label and reason of every job that failed.
+        left: Labels of jobs that the time budget left out.
+    """
+
+    ran: int = 0
+    kept: int = 0
+    failed: list[tuple[str, str]] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+
+
+class Estimator:
+    """How long a job will take, from those that have run."""
+
+    def __init__(self, known: dict[str, list[float]] | None = None) -> None:
+        self._seconds: dict[str, list[float]] = dict(known or {})
+
+    def record(self, kind: str, seconds: float) -> None:
+        """Remember how long a job of a kind took."""
+        self._seconds.setdefault(kind, []).append(seconds)
+
+    def expect(self, kind: str) -> float | None:
+        """Seconds for a job: the median of its kind, else of the slowest kind, else unknown."""
+        if kind in self._seconds:
+            return statistics.median(self._seconds[kind])
+        return max(map(statistics.median, self._seconds.values()), default=None)
+
+
+class _Process:
+    """A worker process and what it is doing."""
+
+    def __init__(self, slot: int, folder: Path, events: "queue.Queue[_Event]") -> None:
+        self.slot, self.job, self.begun, self.fraction = slot, None, 0.0, 0.0
+        self.job: Job | None
+        self.errors: deque[str] = deque(maxlen=20)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "holdfast.worker", str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            env=environment,
+            start_new_session=True,  # Ctrl-C reaches the sweep only, which then stops its workers
+        )
+        self._listeners = [
+            threading.Thread(target=self._listen, args=(events,), daemon=True),
+            threading.Thread(target=self._collect_errors, daemon=True),
+        ]
+        for listener in self._listeners:
+            listener.start()
+
+    def _listen(self, events: "queue.Queue[_Event]") -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            events.put((self, json.loads(line)))
+        code = self._process.wait()
+        events.put((self, {"gone": f"its process ended with code {code}"}))
+
+    def _collect_errors(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self.errors.append(line)
+
+    def give(self, job: Job) -> None:
+        """Start a job; a process that has died says so through its events."""
+        assert self._process.stdin is not None
+        self.job, self.begun, self.fraction = job, time.monotonic(), 0.0
+        try:
+            self._process.stdin.write(json.dumps(to_json(job)) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass
+
+    def stop(self) -> None:
+        """End the process now; an unfinished job leaves nothing behind that would be mistaken for a result."""
+        self._process.terminate()
+        try:
+            self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for listener in self._listeners:
+            listener.join(timeout=5)
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except BrokenPipeError:
+                    pass
+
+
+_Event = tuple[_Process, dict[str, Any]]
+
+
+class _Sweep:
+    """The state of a running sweep."""
+
+    def __init__(
+        self,
+        source: Callable[[], Sequence[Job]],
+        folder: Path,
+        display: Display,
+        estimator: Estimator,
+        deadline: float | None,
+        jobs: int,
+    ) -> None:
+        self.source, self.folder, self.display = source, folder, display
+        self.estimator, self.deadline, self.jobs = estimator, deadline, jobs
+        self.summary = Summary()
+        self.settled: set[str] = set()  # finished, kept or failed
+        self.pending: list[Job] = []
+        self.processes: list[_Process] = []
+        self.events: queue.Queue[_Event] = queue.Queue()
+
+    @property
+    def busy(self) -> list[_Process]:
+        return [p for p in self.processes if p.job is not None]
+
+    def ask(self) -> None:
+        """Ask the source again, and queue what is neither settled nor running, in its order."""
+        running = {p.job.id for p in self.busy if p.job is not None}
+        waiting = {job.id for job in self.pending}  # their files were looked for already
+        self.pending = []
+        for job in self.source():
+            if job.id in self.settled or job.id in running:
+                continue
+            if job.id not in waiting and job.done(self.folder):
+                self.settled.add(job.id)
+                self.summary.kept += 1
+            else:
+                self.pending.append(job)
+
+    def run(self) -> Summary:
+        self.ask()
+        try:
+            while True:
+                self.start_jobs()
+                if not self.busy:
+                    before = len(self.pending)
+                    self.ask()
+                    if not self.pending or len(self.pending) == before:
+                        break
+                    continue
+                self.handle(self.wait())
+        except TimeoutError:
+            late = [p.job.label for p in self.busy if p.job is not None]
+            self.display.message(
+                f"the time budget is used up; stopped {', '.join(late)}: the same command runs them again"
+            )
+            self.summary.left += late
+        finally:
+            for process in self.processes:
+                process.stop()
+        self.summary.left += [job.label for job in self.pending]
+        return self.summary
+
+    def start_jobs(self) -> None:
+        """Give every free process the first job that will end in time."""
+        while self.pending and len(self.busy) < self.jobs:
+            job = next((j for j in self.pending if self.fits(j)), None)
+            if job is None:
+                break
+            self.pending.remove(job)
+            process = next((p for p in self.processes if p.job is None), None)
+            if process is None:
+                slot = min(set(range(self.jobs)) - {p.slot for p in self.processes})
+                process = _Process(slot, self.folder, self.events)
+                self.processes.append(process)
+            process.give(job)
+            self.display.started(process.slot, job.label)
+        self.show_total()
+
+    def fits(self, job: Job) -> bool:
+        if self.deadline is None:
+            return True
+        now = time.monotonic()
+        return now + MARGIN * (self.estimator.expect(job.kind) or 0.0) <= self.deadline
+
+    def wait(self) -> _Event:
+        """The next event, or TimeoutError at the deadline."""
+        while True:
+            if self.deadline is not None and time.monotonic() > self.deadline:
+                raise TimeoutError
+            try:
+                return self.events.get(timeout=0.5)
+            except queue.Empty:
+                continue
+
+    def handle(self, event: _Event) -> None:
+        process, message = event
+        job = process.job
+        if job is None:
+            return
+        if "progress" in message:
+            process.fraction = message["progress"]
+            self.display.progress(process.slot, process.fraction)
+            self.show_total()
+            return
+        process.job = None
+        self.settled.add(job.id)
+        seconds = time.monotonic() - process.begun
+        if "done" in message:
+            self.summary.ran += 1
+            self.estimator.record(job.kind, seconds)
+            self.show_total()
+            self.display.finished(process.slot, job.label, message["done"], seconds)
+        else:
+            self.fail(process, job, message)
+        if job.decides and not any(j.decides for j in self.unsettled()):
+            self.ask()
+
+    def fail(self, process: _Process, job: Job, message: dict[str, Any]) -> None:
+        reason = message.get("failed") or message["gone"]
+        if message.get("fatal"):
+            raise OSError(f"{job.label}: {reason}")
+        if "gone" in message:  # killed or crashed: the next job gets a new process
+            self.processes.remove(process)
+            process.stop()
+            reason = " ".join([reason, *(line.strip() for line in process.errors)])
+        self.summary.failed.append((job.label, reason))
+        self.display.message(f"{job.label} failed: {reason}\n{message.get('trace', '')}", bad=True)
+
+    def unsettled(self) -> list[Job]:
+        return [*self.pending, *(p.job for p in self.busy if p.job is not None)]
+
+    def show_total(self) -> None:
+        settled = self.summary.ran + self.summary.kept + len(self.summary.failed)
+        self.display.total(settled, settled + len(self.unsettled()), self.seconds_left())
+
+    def seconds_left(self) -> float | None:
+        """Expected seconds until all is done, if anything is known."""
+        total = 0.0
+        for job in self.pending:
+            expected = self.estimator.expect(job.kind)
+            if expected is None:
+                return None
+            total += expected
+        for process in self.busy:
+            assert process.job is not None
+            elapsed = time.monotonic() - process.begun
+            if process.fraction > 0.02:
+                total += elapsed * (1 / process.fraction - 1)
+            else:
+                total += max(0.0, (self.estimator.expect(process.job.kind) or 0.0) - elapsed)
+        return total / self.jobs
+
+
+def sweep(
+    source: Callable[[], Sequence[Job]],
+    folder: Path,
+    display: Display,
+    *,
+    jobs: int = 1,
+    budget: float | None = None,
+    estimator: Estimator | None = None,
+) -> Summary:
+    """Run jobs in order of importance on worker processes with one thread each.
+
+    Jobs whose files are complete are kept. Whatever stops a sweep (Ctrl-C, a kill, the budget), the same call
+    goes on where it was: files appear only when they are complete.
+
+    Args:
+        source: Returns the wanted jobs, the most important first. Asked again when jobs that decide about
+            others are finished, and when nothing is left.
+        folder: Where the files go.
+        display: Shows what happens.
+        jobs: Number of processes.
+        budget: Seconds; no job is started that is not expected to end within them, and one that was
+            misjudged is stopped.
+        estimator: What is known about durations.
+
+    Raises:
+        OSError: The results cannot be written.
+    """
+    if jobs < 1:
+        raise ValueError(f"the number of processes is 1 or larger, got {jobs}")
+    if budget is not None and not budget > 0:
+        raise ValueError(f"the time budget is larger than 0, got {duration(budget)}")
+    deadline = None if budget is None else time.monotonic() + budget
+    return _Sweep(source, Path(folder), display, estimator or Estimator(), deadline, jobs).run()
