@@ -1,7 +1,9 @@
 """What every test starts from: fixed generators and one thread."""
 
+import os
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,3 +25,11 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The folder of the real data sets; a test that wants it is skipped where there is none."""
+    if not os.environ.get("HOLDFAST_DATA"):
+        pytest.skip("HOLDFAST_DATA is not set: no real data sets here")
+    return Path(os.environ["HOLDFAST_DATA"])
