@@ -119,7 +119,7 @@ def _choose(
 def _read_npz(path: Path) -> Arrays:
     """The arrays of the ten-class file, with the original labels; none may hold objects."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             names = [f"{kind}_{part}" for part in ("train", "test") for kind in ("x", "y", "fine")]
             lacking = [name for name in (*names, "class_names") if name not in file.files]
             if lacking:

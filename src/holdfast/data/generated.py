@@ -32,7 +32,7 @@ def generated(
     def draw(count: int) -> tuple[torch.Tensor, torch.Tensor]:
         labels = np.tile(np.arange(len(classes)), count)
         images = pictures[labels] + random.normal(0, NOISE, (len(labels), *shape))
-        pixels = np.clip(images, 0, 255).astype(np.uint8)
+        pixels = np.clip(images, 0, 255).astype(np.uint8, order="C")
         return torch.from_numpy(pixels), torch.from_numpy(labels)
 
     return Images(*draw(train), *draw(test), tuple(classes), "the generated stand-in")
