@@ -1,6 +1,7 @@
 """Pieces of work that a sweep hands to its processes, as values that travel as JSON."""
 
 import dataclasses
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
@@ -138,6 +139,7 @@ class RunFisherStudy(Job):
         return f"stable rank {found.stable_rank['frobenius']:.2f}"
 
 
+@functools.lru_cache(maxsize=4096)  # asked for every waiting job whenever progress is shown
 def kind_of(experiment: Experiment) -> str:
     """What decides the duration of an experiment: all of it but its seed, role and strength."""
     neutral = dataclasses.replace(experiment, seed=0, role="report")
