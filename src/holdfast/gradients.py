@@ -80,6 +80,8 @@ class Gradients:
             outputs = self._call(batch)
             self.importance.check(outputs, batch, self._loss)
             self.rows_per_example = self.importance.rows_per_example(outputs)
+            # on the batch as it came, so that messages show its shapes and not those of a part
+            self._finite(self._values(outputs, batch, torch.zeros(1, device=self.device)))
 
     def count(self, batch: Any) -> int:
         """The number of examples in a batch that cannot be cut: the length of its outputs."""
@@ -95,7 +97,10 @@ class Gradients:
 
     def potentials(self, batch: Any, uniforms: Tensor) -> Tensor:
         """φ of every example, shape (B, R), checked."""
-        values = self._values(self._call(batch), batch, uniforms)
+        return self._finite(self._values(self._call(batch), batch, uniforms))
+
+    def _finite(self, values: Tensor) -> Tensor:
+        """The values, or an error that names the example whose value is not finite."""
         bad = ~values.detach().isfinite().all(1)
         if bool(bad.any()):
             where = int(bad.nonzero()[0])
@@ -115,7 +120,8 @@ class Gradients:
             raise ValueError(f"expected one value per example, got {type(values).__name__}")
         if values.dim() == 0 or (size is not None and values.shape[0] != size):
             raise ValueError(
-                f"expected one value per example, shape ({size},), got {tuple(values.shape)}; a "
+                f"expected one value per example, shape ({size or 'B'},), got "
+                f"{tuple(values.shape)}; a "
                 "batch mean is not enough: use reduction='none'"
             )
         allowed = values.dim() == 1 or (values.dim() == 2 and self.importance.several)

@@ -71,13 +71,20 @@ def refuse_unshifted(outputs: Any, batch: Any) -> None:
     Raises:
         ValueError: Every label that counts equals the input token at the same position.
     """
-    if not isinstance(batch, Mapping) or not isinstance(outputs, Tensor) or outputs.dim() != 3:
+    if not isinstance(outputs, Tensor) or outputs.dim() != 3:
         return
-    inputs, target = batch.get("input_ids"), batch.get("labels")
-    if inputs is None or target is None or inputs.shape != target.shape:
+    if isinstance(batch, Mapping):
+        inputs, target = batch.get("input_ids"), batch.get("labels")
+    elif isinstance(batch, list | tuple) and len(batch) > 1:
+        inputs, target = batch[0], batch[1]
+    else:
+        return
+    if not isinstance(inputs, Tensor) or not isinstance(target, Tensor):
+        return
+    if inputs.is_floating_point() or inputs.shape != target.shape:
         return
     kept = target != IGNORED
-    if bool((inputs[kept] == target[kept]).all()):
+    if bool(kept.any()) and bool((inputs[kept] == target[kept]).all()):
         raise ValueError(
             "the labels are the inputs themselves, as for a causal language model; "
             "pass loss=hf.losses.next_token (it shifts them), or loss=hf.losses.tokens"
