@@ -20,8 +20,8 @@ __all__ = ["CorruptData", "DataError", "DataFile", "MissingData", "check", "excl
 VARIABLE = "HOLDFAST_DATA"
 
 
-class DataError(OSError):
-    """A data set cannot be read; every other run that needs it would meet the same."""
+class DataError(ValueError):
+    """A data set cannot be read."""
 
 
 class MissingData(DataError):

@@ -125,9 +125,9 @@ def _read_npz(path: Path) -> Arrays:
             if lacking:
                 raise CorruptData(f"{path} lacks the arrays {', '.join(lacking)}")
             content = {name: _array(file, name, path) for name in (*names, "class_names")}
+    except CorruptData:
+        raise
     except (zipfile.BadZipFile, EOFError, OSError, zlib.error) as error:
-        if isinstance(error, CorruptData):
-            raise
         raise CorruptData(f"{path} is damaged or not an npz file ({error})") from error
     except ValueError as error:  # np.load's word for a file that is no npz
         raise CorruptData(f"{path} is not an npz file of plain arrays ({error})") from error
