@@ -1,9 +1,13 @@
-"""Penalty <-> one safetensors file with a versioned header; no pickle anywhere."""
+"""Penalty <-> one safetensors file with a versioned header; no pickle anywhere.
+
+The header is JSON under the metadata key ``holdfast``; beside it, under ``sha256``, is a digest of its
+text and of every tensor, so that a flipped bit is seen wherever it is.
+"""
 
 import hashlib
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -14,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from holdfast.configuration import key_of
 from holdfast.matrices import MATRICES
 from holdfast.parameters import ParameterSpace
 from holdfast.penalty import Penalty, TaskRecord
@@ -21,7 +26,8 @@ from holdfast.penalty import Penalty, TaskRecord
 __all__ = ["FORMAT", "FileError", "describe", "load", "save"]
 
 FORMAT = 1
-_KEY = "holdfast"
+_HEADER, _DIGEST = "holdfast", "sha256"  # keys of the file's metadata
+_FIELDS = {"library", "matrix", "parameters", "strength", "recipe", "tasks"}
 
 
 class FileError(ValueError):
@@ -29,17 +35,22 @@ class FileError(ValueError):
 
 
 def save(penalty: Penalty, path: str | Path) -> None:
-    """Write ``penalty`` to ``path``: all of it, or nothing."""
+    """Write ``penalty`` to ``path``: all of it, or nothing.
+
+    Raises:
+        OSError: It cannot be written; what was at ``path`` before is untouched.
+    """
     path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path}: there is no folder {path.parent}; create it first")
     tensors = {"anchor": penalty.anchor}
     tensors |= {f"matrix.{name}": t for name, t in penalty.matrix.tensors.items()}
     tensors |= {f"offset.{i}": t for i, t in enumerate(penalty.offset)}
     tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
-    kinds = {cls: name for name, cls in MATRICES.items()}
     header = {
         "format": FORMAT,
         "library": version("holdfast"),
-        "matrix": kinds[type(penalty.matrix)],
+        "matrix": key_of(MATRICES, penalty.matrix),
         "parameters": [
             list(x) for x in zip(penalty.space.names, penalty.space.shapes, strict=True)
         ],
@@ -49,18 +60,21 @@ def save(penalty: Penalty, path: str | Path) -> None:
             {"examples": t.examples, "seed": t.seed, "hash_ids": list(t.hash_ids)}
             for t in penalty.tasks
         ],
-        "digest": _digest(tensors),
     }
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
+    text = json.dumps(header)
+    part = path.with_name(f".{secrets.token_hex(8)}.part")  # same folder: replacing is atomic
     try:
-        save_file(tensors, name, metadata={_KEY: json.dumps(header)})
-        with open(name, "rb+") as written:
+        part.touch()
+        mode = part.stat().st_mode  # that of any new file; the writer makes its own private
+        save_file(tensors, part, metadata={_HEADER: text, _DIGEST: _digest(text, tensors)})
+        with open(part, "rb+") as written:
             os.fsync(written.fileno())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+        part.chmod(mode)
+        os.replace(part, path)
+    except SafetensorError as error:
+        raise OSError(f"{path} could not be written: {error}") from error
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def load(path: str | Path) -> Penalty:
@@ -69,9 +83,12 @@ def load(path: str | Path) -> Penalty:
     Raises:
         FileError: The file is foreign, truncated, damaged, or of a newer format.
     """
-    header, tensors = _read(Path(path))
-    if _digest(tensors) != header["digest"]:
-        raise FileError(f"{path}: the tensors are not those that were written (digest differs)")
+    header, tensors, intact = _read(Path(path))
+    if not intact:
+        raise FileError(
+            f"{path}: damaged: header and tensors are not those that were written (their digest "
+            "differs); use another copy, or consolidate again"
+        )
     space = ParameterSpace(
         tuple(name for name, _ in header["parameters"]),
         tuple(tuple(shape) for _, shape in header["parameters"]),
@@ -96,8 +113,12 @@ def load(path: str | Path) -> Penalty:
 
 
 def describe(path: str | Path) -> dict[str, Any]:
-    """The header of a file, the shapes of its tensors, and whether its bytes are whole."""
-    header, tensors = _read(Path(path))
+    """The header of a file, the shapes of its tensors, and whether its bytes are whole.
+
+    Raises:
+        FileError: The file is foreign, truncated, or of a newer format.
+    """
+    header, tensors, intact = _read(Path(path))
     return {
         **header,
         "file_bytes": Path(path).stat().st_size,
@@ -105,34 +126,53 @@ def describe(path: str | Path) -> dict[str, Any]:
             name: {"shape": list(t.shape), "dtype": str(t.dtype).removeprefix("torch.")}
             for name, t in tensors.items()
         },
-        "intact": _digest(tensors) == header["digest"],
+        "intact": intact,
     }
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    if not path.exists():
-        raise FileError(f"{path}: no such file")
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], bool]:
+    """Header, tensors, and whether their digest is the one that was written."""
+    if not path.is_file():
+        what = "a folder, not a file" if path.is_dir() else "no such file"
+        raise FileError(f"{path}: {what}; expected what Penalty.save wrote")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            if _KEY not in metadata:
-                raise FileError(f"{path}: a safetensors file, but not a Holdfast penalty")
-            header = json.loads(metadata[_KEY])
-            if header.get("format") != FORMAT:
+            if not {_HEADER, _DIGEST} <= metadata.keys():
                 raise FileError(
-                    f"{path}: format {header.get('format')}, this version reads {FORMAT}; "
-                    f"it was written by holdfast {header.get('library')}"
+                    f"{path}: a safetensors file, but not one that Penalty.save wrote "
+                    "(its metadata has no Holdfast header)"
                 )
-            return header, {name: file.get_tensor(name) for name in file.keys()}
-    except (SafetensorError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise FileError(f"{path}: not a readable penalty file ({error})") from error
+            text = metadata[_HEADER]
+            header = _header(path, json.loads(text))
+            # copies: the file's own memory would change with the file
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}
+    except (SafetensorError, json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
+        raise FileError(
+            f"{path}: not a readable penalty file: foreign, truncated or damaged ({error})"
+        ) from error
+    return header, tensors, _digest(text, tensors) == metadata[_DIGEST]
 
 
-def _digest(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 over names, dtypes, shapes and bytes."""
-    sha = hashlib.sha256()
+def _header(path: Path, header: Any) -> dict[str, Any]:
+    if not isinstance(header, dict) or "format" not in header:
+        raise FileError(f"{path}: damaged: its header has no format version")
+    if header["format"] != FORMAT:
+        raise FileError(
+            f"{path}: format {header['format']}, this version of Holdfast reads format {FORMAT}; "
+            f"it was written by holdfast {header.get('library')}: use that version or a newer one"
+        )
+    missing = _FIELDS - header.keys()
+    if missing:
+        raise FileError(f"{path}: damaged: its header lacks {', '.join(sorted(missing))}")
+    return header
+
+
+def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over the header, then names, dtypes, shapes and bytes."""
+    sha = hashlib.sha256(text.encode())
     for name in sorted(tensors):
         t = tensors[name]
         sha.update(f"{name}:{t.dtype}:{tuple(t.shape)};".encode())
-        sha.update(memoryview(t.reshape(-1).view(torch.uint8).numpy()))
+        sha.update(t.reshape(-1).view(torch.uint8).numpy().data)
     return sha.hexdigest()

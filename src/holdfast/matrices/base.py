@@ -89,15 +89,17 @@ class PSDMatrix(ABC):
 
     def quadratic(self, v: Tensor) -> Tensor:
         """vᵀ Ω v."""
-        return v @ (self @ v)
+        product = self @ v
+        return v.to(product.dtype) @ product
 
     def evaluate(self, deltas: Sequence[Tensor], offset: Offset = ()) -> tuple[Tensor, Tensor]:
         """q(δ), and what :meth:`product` needs to finish its gradient; δ comes in flat pieces."""
         delta = deltas[0] if len(deltas) == 1 else torch.cat(list(deltas))
         product = self @ delta
+        delta = delta.to(product.dtype)
         if not offset:
-            return delta.to(product.dtype) @ product, product
-        b, k = offset
+            return delta @ product, product
+        b, k = (part.to(product.dtype) for part in offset)
         return delta @ (product + 2 * b) + k, product + b
 
     def product(self, state: Tensor) -> Tensor:
@@ -119,9 +121,10 @@ class PSDMatrix(ABC):
     def moved(self, offset: Offset, d: Tensor) -> Offset:
         """The offset after the reference point has moved by ``d``: q'(δ) = q(δ + d)."""
         product = self @ d
+        d = d.to(product.dtype)
         if not offset:
             return product, d @ product
-        b, k = offset
+        b, k = (part.to(product.dtype) for part in offset)
         return b + product, k + 2 * (b @ d) + d @ product
 
     def scaled_offset(self, offset: Offset, scale: float) -> Offset:
@@ -146,6 +149,13 @@ def scatter(values: Tensor, dim: int, index: Tensor) -> Tensor:
     out = values.new_zeros((*values.shape[:-1], dim))
     out[..., index.to(values.device)] = values
     return out
+
+
+def weight(scale: float) -> float:
+    """``scale`` if a matrix times it is still positive semi-definite."""
+    if not 0 <= scale < float("inf"):
+        raise ValueError(f"a matrix is scaled by a finite number ≥ 0, got {scale}")
+    return scale
 
 
 def refuse_int8(kind: str, dtype: torch.dtype | None) -> None:

@@ -6,7 +6,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from holdfast.matrices.base import PSDMatrix, compute_dtype, refuse_int8
+from holdfast.matrices.base import PSDMatrix, compute_dtype, refuse_int8, weight
 
 __all__ = ["BlockDiagonalMatrix"]
 
@@ -56,7 +56,7 @@ class BlockDiagonalMatrix(PSDMatrix):
         return torch.block_diag(*(block.to(dtype) for s in self.stacks for block in s))
 
     def __rmul__(self, scale: float) -> Self:
-        return type(self)([scale * s for s in self.stacks])
+        return type(self)([weight(scale) * s for s in self.stacks])
 
     def __add__(self, other: "BlockDiagonalMatrix") -> "BlockDiagonalMatrix":
         return BlockDiagonalMatrix([a + b for a, b in zip(self.stacks, other.stacks, strict=True)])

@@ -6,7 +6,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from holdfast.matrices.base import PSDMatrix, compute_dtype, refuse_int8, scatter
+from holdfast.matrices.base import PSDMatrix, compute_dtype, refuse_int8, scatter, weight
 
 __all__ = ["DenseMatrix"]
 
@@ -36,7 +36,7 @@ class DenseMatrix(PSDMatrix):
         return self.matrix.to(compute_dtype(self.matrix))
 
     def __rmul__(self, scale: float) -> Self:
-        return type(self)(scale * self.matrix)
+        return type(self)(weight(scale) * self.matrix)
 
     def __add__(self, other: "DenseMatrix") -> "DenseMatrix":
         return DenseMatrix(self.matrix + other.matrix)

@@ -6,7 +6,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from holdfast.matrices.base import PSDMatrix, compute_dtype, refuse_int8, scatter
+from holdfast.matrices.base import PSDMatrix, compute_dtype, refuse_int8, scatter, weight
 
 __all__ = ["DiagonalMatrix"]
 
@@ -41,7 +41,7 @@ class DiagonalMatrix(PSDMatrix):
         return self.diagonal().diag()
 
     def __rmul__(self, scale: float) -> Self:
-        return type(self)(scale * self.values)
+        return type(self)(weight(scale) * self.values)
 
     def __add__(self, other: "DiagonalMatrix") -> "DiagonalMatrix":
         return DiagonalMatrix(self.values + other.values)

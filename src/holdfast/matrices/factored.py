@@ -6,7 +6,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from holdfast.matrices.base import Offset, PSDMatrix, compute_dtype, scatter
+from holdfast.matrices.base import Offset, PSDMatrix, compute_dtype, scatter, weight
 
 __all__ = ["FactoredMatrix"]
 
@@ -131,9 +131,10 @@ class FactoredMatrix(PSDMatrix):
         return F.T @ F
 
     def __rmul__(self, scale: float) -> Self:
+        root = weight(scale) ** 0.5
         if self._scale is not None:
-            return type(self)(self._rows, scale**0.5 * self._scale)
-        return type(self)(scale**0.5 * self._rows)
+            return type(self)(self._rows, root * self._scale)
+        return type(self)(root * self._rows)
 
     def scale_(self, scale: float) -> Self:
         (self._rows if self._scale is None else self._scale).mul_(scale**0.5)
