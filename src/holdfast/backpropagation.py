@@ -54,7 +54,7 @@ def _linear_layers(model: nn.Module) -> list[nn.Linear] | None:
 
 
 def _written_out(layers: list[nn.Linear]) -> Gradient:
-    r"""Backpropagation by hand: with outputs z of a batch of B, :math:`\partial z = (\mathrm{softmax}(z) - y)/B`."""
+    r"""Backpropagation by hand, from :math:`(\mathrm{softmax}(z) - y)/B` for outputs z of B examples."""
     weights = [layer.weight.detach() for layer in layers]
     biases = [None if layer.bias is None else layer.bias.detach() for layer in layers]
     weight_grads = [_grad(layer.weight) for layer in layers]
@@ -82,7 +82,7 @@ def _written_out(layers: list[nn.Linear]) -> Gradient:
     return gradient
 
 
-def _grad(parameter: nn.Parameter) -> Tensor:
+def _grad(parameter: Tensor) -> Tensor:
     """The gradient, which is there: see :func:`_linear_layers`."""
     assert parameter.grad is not None
     return parameter.grad

@@ -36,7 +36,6 @@ Settings = Annotated[
         "Repeatable; an unknown field or value lists the known ones.",
     ),
 ]
-Preset = Annotated[str, typer.Option(help="A preset of the recipe, or 'all'; see holdfast list.")]
 
 
 def main() -> None:
@@ -64,7 +63,13 @@ def seconds(text: str) -> float:
 @app.command()
 def reproduce(
     recipe: Annotated[str, typer.Argument(help="Which study, e.g. toy; see holdfast list.")],
-    preset: Preset = "paper",
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            help="A preset of the recipe, or all; see holdfast list.",
+            show_default="paper; with --smoke all",
+        ),
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds 0 to N−1 are reported.")] = 5,
     jobs: Annotated[
         int | None,
@@ -78,7 +83,9 @@ def reproduce(
     ] = True,
     time_budget: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Start nothing that will not end in time, e.g. 150m, 2h."),
+        typer.Option(
+            metavar="TIME", help="Start nothing that will not end in time, e.g. 150m, 2h."
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Results folder.", show_default="results/RECIPE")
@@ -101,9 +108,8 @@ def reproduce(
         from holdfast.reproduction import reproduce as run_recipe
 
         chosen = lookup("recipe", RECIPES, recipe)
-        request = Request(
-            chosen.choose_presets(preset), 1 if smoke else seeds, smoke, extras, tuple(settings)
-        )
+        presets = chosen.choose_presets(preset or ("all" if smoke else "paper"))
+        request = Request(presets, 1 if smoke else seeds, smoke, extras, tuple(settings))
         for name in request.presets:  # a wrong setting is refused before anything runs
             request.adjust(chosen.example(name, smoke))
         folder = out or Path("results") / (f"{recipe}-smoke" if smoke else recipe)
@@ -326,7 +332,9 @@ def _cores() -> int:
     """The cores this process may use."""
     import os
 
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
 
 
 @contextmanager

@@ -34,8 +34,8 @@ class Experiment:
             as long as on a single task in epochs: the accuracy without the need to remember.
         original_diagonal: Replaces the diagonal by the original code's, see :class:`OriginalDiagonal`.
         seed: Decides data, initial weights, order of the batches and hashes, each through its own seed.
-        role: ``"report"`` is reported; ``"tune"`` only chooses a strength; ``"single"`` trains a fresh network
-            on every task alone, the reference of intransigence.
+        role: ``"report"`` is reported; ``"tune"`` only chooses a strength; ``"single"`` trains a fresh
+            network on every task alone, the reference of intransigence.
     """
 
     recipe: str

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from holdfast.analysis import frobenius_error
 from holdfast.approximation import (
     Approximation,
     BlockDiagonal,
@@ -20,7 +21,6 @@ from holdfast.approximation import (
     LowRank,
 )
 from holdfast.configuration import to_json
-from holdfast.analysis import frobenius_error
 from holdfast.importance import EWC
 from holdfast.matrices import FactoredMatrix, PSDMatrix
 from holdfast.models import MLP, Model
@@ -42,7 +42,7 @@ class FisherStudy:
     r"""One network trained on several tasks at once, its empirical Fisher, and approximations of it.
 
     Attributes:
-        stream: The tasks, learnt jointly (as behind the paper's figure, although it says "the first four tasks").
+        stream: The tasks, learnt jointly, as in the code behind the paper's figure.
         model: The network.
         training: How it is trained.
         size: Rows of the sketch.
@@ -68,13 +68,19 @@ class FisherStudy:
         values = torch.linalg.eigvalsh(exact.gram()).flip(0).clamp(min=0)
         errors: list[dict[str, Any]] = []
         sketch: PSDMatrix | None = None
-        for approximation in (Diagonal(), BlockDiagonal(size=self.block), CountSketch(size=self.size)):
+        for approximation in (
+            Diagonal(),
+            BlockDiagonal(size=self.block),
+            CountSketch(size=self.size),
+        ):
             draws = self.sketches if isinstance(approximation, CountSketch) else 1
             found = [self._matrix(model, split, approximation, seed, k) for k in range(draws)]
             errors.append(_entry(approximation, [_error(matrix, exact) for matrix in found]))
             sketch = found[0]
             progress(0.9)
-        for rank in self.ranks:  # the best matrix of a rank: what is left are the other eigenvalues
+        for (
+            rank
+        ) in self.ranks:  # the best matrix of a rank: what is left are the other eigenvalues
             left = float((values[rank:] ** 2).sum() / (values**2).sum())
             errors.append(_entry(LowRank(rank=rank), [left]))
         streamed = []
@@ -117,7 +123,12 @@ class FisherStudy:
         return model
 
     def _matrix(
-        self, model: nn.Module, split: Split, approximation: Approximation, seed: int, draw: int = 0
+        self,
+        model: nn.Module,
+        split: Split,
+        approximation: Approximation,
+        seed: int,
+        draw: int = 0,
     ) -> PSDMatrix:
         """The importance matrix of the trained network, as an approximation keeps it."""
         regularizer = Regularizer(EWC(), approximation, strength=1.0)
@@ -133,8 +144,8 @@ class Found:
     Attributes:
         study: What was asked.
         seed: The network's seed.
-        errors: :math:`\lVert\hat\Omega-\Omega\rVert_F^2 / \lVert\Omega\rVert_F^2` of each approximation, one value per
-            draw; low rank is the best matrix of that rank, from the eigenvalues.
+        errors: :math:`\lVert\hat\Omega-\Omega\rVert_F^2 / \lVert\Omega\rVert_F^2` of each approximation, one
+            value per draw; low rank is the best matrix of that rank, from the eigenvalues.
         streamed: The same for low rank in one pass.
         spectrum: The eigenvalues that are not zero to rounding, largest first.
         stable_rank: ``trace`` is :math:`\mathrm{tr}\,\Omega/\lambda_1`, ``frobenius`` is
@@ -200,7 +211,7 @@ def is_done(folder: Path, study: FisherStudy, seed: int) -> bool:
 
 
 def tiles(factor: Tensor) -> Tensor:
-    """The largest \\|entry\\| of FᵀF in every tile, without writing the matrix out."""
+    """The largest absolute entry of FᵀF in every tile, without writing the matrix out."""
     dim = factor.shape[1]
     count = -(-dim // TILE)
     padded = torch.nn.functional.pad(factor, (0, count * TILE - dim))

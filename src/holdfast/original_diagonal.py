@@ -1,4 +1,4 @@
-r"""The "diagonal" behind the paper's printed numbers, which is not the diagonal of any matrix compared with it.
+r"""The "diagonal" behind the paper's printed numbers: not that of any matrix it was compared with.
 
 The authors' code was written for batches of one example and called with batches of 100: the outputs of a
 whole minibatch are flattened to one vector, ONE softmax is taken over it, and there is one gradient per

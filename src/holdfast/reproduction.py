@@ -33,7 +33,9 @@ def reproduce(
     estimator = Estimator()
 
     def report(error: BrokenResult) -> None:
-        display.message(f"{error}; it does not count, and is run again if it is asked for", bad=True)
+        display.message(
+            f"{error}; it does not count, and is run again if it is asked for", bad=True
+        )
 
     for result in results.load_all(folder, report).values():
         estimator.record(kind_of(result.experiment), result.seconds["total"])

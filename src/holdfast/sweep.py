@@ -20,6 +20,7 @@ from holdfast.jobs import Job
 
 __all__ = ["Estimator", "Summary", "sweep"]
 
+INTERVAL = 2.0  # seconds between two estimates of the time left, which look at every waiting job
 MARGIN = 1.1  # a run may take this much longer than runs of its kind did
 
 
@@ -61,8 +62,8 @@ class _Process:
     """A worker process and what it is doing."""
 
     def __init__(self, slot: int, folder: Path, events: "queue.Queue[_Event]") -> None:
-        self.slot, self.job, self.begun, self.fraction = slot, None, 0.0, 0.0
-        self.job: Job | None
+        self.slot, self.begun, self.fraction = slot, 0.0, 0.0
+        self.job: Job | None = None
         self.errors: deque[str] = deque(maxlen=20)
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
@@ -105,7 +106,7 @@ class _Process:
             pass
 
     def stop(self) -> None:
-        """End the process now; an unfinished job leaves nothing behind that would be mistaken for a result."""
+        """End the process now; an unfinished job leaves no file that could be taken for a result."""
         self._process.terminate()
         try:
             self._process.wait(timeout=5)
@@ -144,6 +145,7 @@ class _Sweep:
         self.pending: list[Job] = []
         self.processes: list[_Process] = []
         self.events: queue.Queue[_Event] = queue.Queue()
+        self.shown = 0.0
 
     @property
     def busy(self) -> list[_Process]:
@@ -227,7 +229,8 @@ class _Sweep:
         if "progress" in message:
             process.fraction = message["progress"]
             self.display.progress(process.slot, process.fraction)
-            self.show_total()
+            if time.monotonic() - self.shown > INTERVAL:
+                self.show_total()
             return
         process.job = None
         self.settled.add(job.id)
@@ -257,6 +260,7 @@ class _Sweep:
         return [*self.pending, *(p.job for p in self.busy if p.job is not None)]
 
     def show_total(self) -> None:
+        self.shown = time.monotonic()
         settled = self.summary.ran + self.summary.kept + len(self.summary.failed)
         self.display.total(settled, settled + len(self.unsettled()), self.seconds_left())
 

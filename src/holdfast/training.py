@@ -1,8 +1,8 @@
 """Learning one task, with or without a penalty, and measuring accuracy after every epoch.
 
 The step of a small network is nearly all overhead, so what happens once per step is kept to the least:
-parameters and gradients are views of one flat vector (one fused Adam kernel, one vector for the penalty), data are
-gathered once per epoch, and a perceptron's gradient is written out.
+parameters and gradients are views of one flat vector (one fused Adam kernel, one vector for the penalty),
+data are gathered once per epoch, and a perceptron's gradient is written out.
 """
 
 import dataclasses
@@ -158,7 +158,7 @@ def learn(
 
 
 def _pull(model: nn.Module, penalty: Pull, optimizer: FlatAdam) -> Callable[[], object]:
-    """Adds the penalty's gradient once; on the flat vector where the penalty holds all of it, in its order."""
+    """Adds the penalty's gradient; on the flat vector, where the penalty holds all of it in its order."""
     flat = optimizer.flat
     names = [name for name, p in model.named_parameters() if p.requires_grad]
     if (
@@ -193,6 +193,6 @@ def accuracies(model: nn.Module, splits: Sequence[Split], batch_size: int = 5000
     model.eval()
     sizes = [len(split) for split in splits]
     correct = [model(x).argmax(1) == y for x, y in join(splits).batches(batch_size)]
-    counts = [int(part.sum()) for part in torch.cat(correct).split(sizes)]
+    counts = [int(part.sum()) for part in torch.split(torch.cat(correct), sizes)]
     model.train(was_training)
     return [count / size for count, size in zip(counts, sizes, strict=True)]

@@ -1,8 +1,8 @@
 """The process that does a sweep's jobs: one JSON job per line in, JSON messages per line out.
 
-Messages: ``{"progress": 0.5}``, ``{"done": "93.1%"}``, ``{"failed": "why", "trace": "…", "fatal": false}``. A fatal
-failure (the disk is full, the folder read-only) would meet every other job as well. The process ends when its
-input ends, so that it does not outlive the sweep by more than one job.
+Messages: ``{"progress": 0.5}``, ``{"done": "93.1%"}``, ``{"failed": "why", "trace": "…", "fatal": false}``. A
+fatal failure (the disk is full, the folder read-only) would meet every other job as well. The process ends
+when its input ends, so that it does not outlive the sweep by more than one job.
 """
 
 import json
@@ -20,7 +20,15 @@ INTERVAL = 0.5  # seconds between two progress messages
 
 # What a job may run into: bad values, divergence, torch's errors, files. Anything else ends the process, and
 # the sweep shows the last lines of its error output.
-EXPECTED = (ArithmeticError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
+EXPECTED = (
+    ArithmeticError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
 
 from holdfast.configuration import lookup
 from holdfast.experiment import Experiment
@@ -45,9 +46,9 @@ class Request:
 class Recipe(ABC):
     """One study: its presets, and the jobs that make it."""
 
-    name: str
-    summary: str
-    presets: Mapping[str, str]  # name -> what it stands for
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    presets: ClassVar[Mapping[str, str]]  # name -> what it stands for
 
     @abstractmethod
     def jobs(self, request: Request, score: Score) -> Sequence[Job]:

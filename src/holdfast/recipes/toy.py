@@ -21,7 +21,7 @@ from holdfast.jobs import Job, RunExperiment, RunFisherStudy
 from holdfast.models import MLP
 from holdfast.original_diagonal import OriginalDiagonal
 from holdfast.recipes.recipe import Recipe, Request, Score
-from holdfast.recipes.tuning import GRID, SEEDS, Tuning
+from holdfast.recipes.tuning import SEEDS, Tuning
 from holdfast.regularizer import Regularizer
 from holdfast.streams import Toy
 from holdfast.training import Training
@@ -79,9 +79,7 @@ class ToyRecipe(Recipe):
         ]
         return runs[:1] + studies + runs[1:]
 
-    def _cells(
-        self, preset: str, request: Request, score: Score, main: bool
-    ) -> list[Experiment]:
+    def _cells(self, preset: str, request: Request, score: Score, main: bool) -> list[Experiment]:
         """The experiments to report, without their seeds; of a tuned method, once it is tuned."""
         source = headline if main else beside
         cells = [request.adjust(cell) for cell in source(preset, request.smoke)]
@@ -152,7 +150,7 @@ def _base(preset: str, smoke: bool) -> Experiment:
     stream = Toy()
     if smoke:
         training = dataclasses.replace(training, epochs=2)
-        stream = Toy(train=200, validation=100, test=100)
+        stream = Toy(train=100, validation=100, test=100)
     return Experiment("toy", preset, stream, MLP((2, 128, 64, 2)), training)
 
 
@@ -212,15 +210,15 @@ def _cell(
 
 
 def _tuning(cell: Experiment, smoke: bool) -> Tuning:
-    """The search for a method's strength; a smoke test searches a little."""
-    return Tuning(cell, range(5, 8), SEEDS[:1]) if smoke else Tuning(cell, GRID, SEEDS)
+    """The search for a method's strength; a smoke test searches two values."""
+    return Tuning(cell, range(5, 7), SEEDS[:1], widest=(5, 6)) if smoke else Tuning(cell)
 
 
 def _study(smoke: bool) -> FisherStudy:
     """The study of the matrix itself."""
     if not smoke:
         return FisherStudy()
-    return FisherStudy(stream=Toy(length=4, train=200), training=Training(epochs=2), sketches=2)
+    return FisherStudy(stream=Toy(length=4, train=100), training=Training(epochs=2), sketches=2)
 
 
 def _seeded(cells: Sequence[Experiment], seeds: Sequence[int]) -> list[Experiment]:

@@ -1,7 +1,7 @@
 r"""Choosing a strength on validation data, on a grid that grows until the best lies inside it.
 
-The grid holds the powers :math:`10^{k/2}`: factors of √10. The score of a strength is the mean over tuning seeds of
-the mean validation accuracy over all tasks after the last one. Tuning seeds are never reported.
+The grid holds the powers :math:`10^{k/2}`: factors of √10. The score of a strength is the mean over tuning
+seeds of the mean validation accuracy over all tasks after the last one. Tuning seeds are never reported.
 """
 
 import dataclasses
@@ -30,11 +30,13 @@ class Tuning:
         method: An experiment whose strength and seed are replaced.
         grid: Exponents to begin with.
         seeds: Seeds of the search.
+        widest: The lowest and the highest exponent to which the grid may grow.
     """
 
     method: Experiment
     grid: Sequence[int] = GRID
     seeds: Sequence[int] = SEEDS
+    widest: tuple[int, int] = WIDEST
 
     def experiments(self, score: Score) -> list[Experiment]:
         """The runs of the search as far as it can be planned now, finished ones included."""
@@ -57,9 +59,9 @@ class Tuning:
             if scores is None:
                 return range(first, last + 1)
             best = _best(scores)
-            if best == first and first > WIDEST[0]:
+            if best == first and first > self.widest[0]:
                 first -= 2
-            elif best == last and last < WIDEST[1]:
+            elif best == last and last < self.widest[1]:
                 last += 2
             else:
                 return range(first, last + 1)

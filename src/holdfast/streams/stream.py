@@ -59,7 +59,7 @@ class Split:
         # One gather per epoch, then views: a gather per batch would cost more than a small network's step.
         inputs = self.inputs if order is None else self.inputs[order]
         labels = self.labels if order is None else self.labels[order]
-        for x, y in zip(inputs.split(size), labels.split(size), strict=True):
+        for x, y in zip(torch.split(inputs, size), torch.split(labels, size), strict=True):
             yield self._read(x, generator), y
 
     def _read(self, stored: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -88,7 +88,7 @@ class _Joined(Split):
         if size < 1:
             raise ValueError(f"the batch size is 1 or larger, got {size}")
         indices = self.inputs if order is None else self.inputs[order]
-        for chosen in indices.split(size):
+        for chosen in torch.split(indices, size):
             xs, ys, first = [], [], 0
             for part in self.parts:  # a batch is grouped by part; its order within does not matter
                 own = chosen[(chosen >= first) & (chosen < first + len(part))] - first
