@@ -1,0 +1,85 @@
+"""``holdfast data``: fetch, list and find the data sets."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["data_app"]
+
+data_app = typer.Typer(
+    help="Data sets: fetch them, see which are there, and where.", no_args_is_help=True
+)
+
+Folder = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir",
+        help="The folder of all data sets.",
+        show_default="$HOLDFAST_DATA, else the platform's cache folder",
+    ),
+]
+
+
+@data_app.command()
+def fetch(
+    name: Annotated[str, typer.Argument(help="mnist, cifar100 or all.")],
+    folder: Folder = None,
+) -> None:
+    """Fetch a data set, or what is missing or damaged of it; every file is checked.
+
+    An interrupted download goes on where it stopped.
+    """
+    with _clear_errors():
+        from holdfast.configuration import lookup
+        from holdfast.data import DATASETS
+
+        lookup("data set", {**DATASETS, "all": None}, name)
+        for chosen in DATASETS if name == "all" else (name,):
+            for path in DATASETS[chosen].fetch(folder):
+                typer.echo(f"{path} (checked)")
+
+
+@data_app.command("list")
+def list_sets(folder: Folder = None) -> None:
+    """Show the known data sets and which of them are here."""
+    with _clear_errors():
+        from holdfast.data import DATASETS
+
+        for name, module in DATASETS.items():
+            summary = (module.__doc__ or "").splitlines()[0]
+            absent = module.missing(folder)
+            state = f"missing {', '.join(absent)}" if absent else "here"
+            typer.echo(f"{name}: {state}. {summary}")
+
+
+@data_app.command()
+def path(
+    name: Annotated[
+        str | None, typer.Argument(help="A data set.", show_default="all of them")
+    ] = None,
+    folder: Folder = None,
+) -> None:
+    """Print the folder of a data set, or of all."""
+    with _clear_errors():
+        from holdfast.configuration import lookup
+        from holdfast.data import DATASETS, root
+
+        if name is not None:
+            lookup("data set", DATASETS, name)
+        typer.echo(str(root(folder) / (name or "")))
+
+
+@contextmanager
+def _clear_errors() -> Iterator[None]:
+    """Turns what can go wrong into one clear message."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        typer.echo("stopped; the same command goes on where it was", err=True)
+        raise typer.Exit(130) from None
