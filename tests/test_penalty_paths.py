@@ -1,11 +1,13 @@
 """Every road that a penalty takes to value and gradient gives the formula's numbers."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from holdfast import kernels
 from holdfast import penalty as penalty_module
 from holdfast.matrices import DiagonalMatrix, FactoredMatrix, PSDMatrix
 from holdfast.parameters import ParameterSpace
@@ -160,3 +162,58 @@ def test_autocast_does_not_reach_in(kind: str) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         inside = penalty(model)
     assert torch.equal(plain, inside)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("rows", [1, 4, 7])
+@pytest.mark.parametrize("dim", [1, 4095, 4097, 10_000])
+def test_compiled_and_torch_products_agree(
+    dim: int, rows: int, threads: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrix = FactoredMatrix(torch.randn(rows, dim)).to(dtype=dtype)
+    cuts = [dim // 3, dim - dim // 3]
+    deltas = list(torch.randn(dim).split(cuts))
+    assert kernels.library() is not None, "a C compiler belongs to the development set-up"
+    monkeypatch.setattr(kernels, "_LEAST", 1)
+
+    def run() -> tuple[Tensor, Tensor]:
+        value, state = matrix.evaluate(deltas)
+        into = list(torch.ones(dim).split(cuts))
+        matrix.add_product_(into, state, 0.5)
+        return value, torch.cat(into)
+
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    compiled = run()
+    monkeypatch.setattr(kernels, "library", lambda: None)
+    plain = run()
+    exact = matrix.to(dtype=torch.float64).value_and_product(torch.cat(deltas).double())
+    size = float(exact[1].abs().max())
+    for got in (compiled, plain):
+        torch.testing.assert_close(got[0].double(), exact[0], rtol=1e-5, atol=1e-4)
+        gradient = (got[1].double() - 1) / 0.5
+        torch.testing.assert_close(gradient, exact[1], rtol=1e-5, atol=1e-5 * size + 1e-6)
+
+
+def test_kernels_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels.library.cache_clear()
+    monkeypatch.setenv("HOLDFAST_KERNELS", "0")
+    assert kernels.library() is None
+    kernels.library.cache_clear()
+
+
+def test_no_compiler_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    kernels.library.cache_clear()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CC", "/nowhere/cc")
+    assert kernels.library() is None
+    kernels.library.cache_clear()
+
+
+def test_kernels_are_built_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first = kernels._build()
+    stamp = first.stat().st_mtime_ns
+    assert kernels._build() == first
+    assert first.stat().st_mtime_ns == stamp
+    assert list(first.parent.iterdir()) == [first]

@@ -1,16 +1,26 @@
 r"""FᵀF with a few rows: sketches and low rank."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Self
 
 import torch
 from torch import Tensor
 
+from holdfast import kernels
 from holdfast.matrices.base import Offset, PSDMatrix, compute_dtype, scatter, weight
 
 __all__ = ["FactoredMatrix"]
 
 _COLUMNS = 2**18  # columns turned into full precision at a time: 50 rows of them are 52 MB
+
+
+def _parts(vector: Tensor, rows: Tensor, first: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pieces of ``vector``, which begins at column ``first``, each with its columns of ``rows``."""
+    length = vector.numel()
+    step = _COLUMNS if rows.dtype != vector.dtype else max(1, length)
+    for start in range(0, length, step):
+        part = vector[start : start + step]
+        yield part, rows[:, first + start : first + start + part.numel()]
 
 
 class FactoredMatrix(PSDMatrix):
@@ -45,15 +55,7 @@ class FactoredMatrix(PSDMatrix):
 
     def project(self, v: Tensor) -> Tensor:
         """F v, in one read of F."""
-        dtype = compute_dtype(self._rows, v)
-        v = v.to(dtype)
-        if self._rows.dtype == dtype:
-            return self._rows @ v
-        out = v.new_zeros(len(self._rows))
-        for first in range(0, self.dim, _COLUMNS):
-            part = slice(first, first + _COLUMNS)
-            out += self._rows[:, part].to(dtype) @ v[part]
-        return out if self._scale is None else out * self._scale.to(dtype)
+        return self._project([v])
 
     def lift(self, u: Tensor) -> Tensor:
         """Fᵀ u, in one read of F."""
@@ -61,13 +63,39 @@ class FactoredMatrix(PSDMatrix):
         u = u.to(dtype)
         if self._rows.dtype == dtype:
             return u @ self._rows
-        if self._scale is not None:
-            u = u * self._scale.to(dtype)
-        out = u.new_empty(self.dim)
-        for first in range(0, self.dim, _COLUMNS):
-            part = slice(first, first + _COLUMNS)
-            out[part] = u @ self._rows[:, part].to(dtype)
+        out = u.new_zeros(self.dim)
+        self._add_lift_([out], u, 1.0)
         return out
+
+    def _project(self, pieces: Sequence[Tensor]) -> Tensor:
+        """F v for a vector in pieces: views of F, so that a large model needs no flat copy."""
+        rows, dtype, first = self._rows, compute_dtype(self._rows, *pieces), 0
+        if len(pieces) == 1 and rows.dtype == dtype:
+            return rows @ pieces[0].to(dtype)
+        compiled = kernels.serves(rows, *pieces)
+        u = torch.zeros(rows.shape[0], dtype=dtype, device=rows.device)
+        for piece in pieces:
+            if compiled:
+                kernels.add_project_(u, rows, first, piece)
+            else:
+                for part, columns in _parts(piece, rows, first):
+                    u.addmv_(columns.to(dtype), part.to(dtype))
+            first += piece.numel()
+        return u if self._scale is None else u * self._scale.to(dtype)
+
+    def _add_lift_(self, targets: Sequence[Tensor], u: Tensor, alpha: float) -> None:
+        """Add alpha · Fᵀ u to a vector in pieces, all in the precision of u."""
+        rows, first = self._rows, 0
+        if self._scale is not None:
+            u = u * self._scale.to(u.dtype)
+        compiled = kernels.serves(rows, u, *targets)
+        for target in targets:
+            if compiled:
+                kernels.add_lift_(target, rows, first, u, alpha)
+            else:
+                for part, columns in _parts(target, rows, first):
+                    part.addmv_(columns.to(u.dtype).T, u, alpha=alpha)
+            first += target.numel()
 
     def __matmul__(self, v: Tensor) -> Tensor:
         return self.lift(self.project(v))
@@ -76,15 +104,7 @@ class FactoredMatrix(PSDMatrix):
         return self.project(v).square().sum()
 
     def evaluate(self, deltas: Sequence[Tensor], offset: Offset = ()) -> tuple[Tensor, Tensor]:
-        if len(deltas) == 1:
-            u = self.project(deltas[0])
-        elif all(d.dtype == self._rows.dtype for d in deltas):
-            u, first = self._rows.new_zeros(len(self._rows)), 0
-            for delta in deltas:  # views of F: no flat copy of a large model
-                u.addmv_(self._rows[:, first : first + len(delta)], delta)
-                first += len(delta)
-        else:
-            u = self.project(torch.cat(list(deltas)))
+        u = self._project(deltas)
         if offset:
             u = u + offset[0]
         return u @ u, u
@@ -93,13 +113,10 @@ class FactoredMatrix(PSDMatrix):
         return self.lift(state)
 
     def add_product_(self, targets: Sequence[Tensor], state: Tensor, alpha: float) -> None:
-        if any(t.dtype != self._rows.dtype or t.dtype != state.dtype for t in targets):
+        if all(t.dtype == state.dtype for t in targets):
+            self._add_lift_(targets, state, alpha)
+        else:
             super().add_product_(targets, state, alpha)
-            return
-        first = 0
-        for target in targets:
-            target.addmv_(self._rows[:, first : first + len(target)].T, state, alpha=alpha)
-            first += len(target)
 
     def moved(self, offset: Offset, d: Tensor) -> Offset:
         e = self.project(d)

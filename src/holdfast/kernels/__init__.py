@@ -1,0 +1,139 @@
+"""Products with a factor in low precision, compiled once per machine; torch does them elsewhere.
+
+torch's own product of a bfloat16 matrix and a vector is slower than a float32 one, and there is none for
+int8 rows. The few lines of C beside this file read the factor once per product. They are built on first
+use with the system's C compiler into the user's cache folder; without a compiler, off the CPU, or with
+``HOLDFAST_KERNELS=0``, :func:`library` is None and the caller takes the torch path.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+__all__ = ["add_lift_", "add_project_", "library", "serves"]
+
+_SOURCE = Path(__file__).with_name("factor.c")
+_FLAGS = ("-O3", "-march=native", "-mprefer-vector-width=512", "-ffast-math", "-shared", "-fPIC")
+_PLAIN = ("-O3", "-ffast-math", "-shared", "-fPIC")  # for compilers and machines without the rest
+_NAMES = {torch.bfloat16: "bfloat16", torch.int8: "int8"}
+_LEAST = 2**16  # columns per thread
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The compiled products, or None where they cannot be had."""
+    if os.environ.get("HOLDFAST_KERNELS", "1") == "0":
+        return None
+    try:
+        built = ctypes.CDLL(str(_build()))
+    except (OSError, subprocess.SubprocessError):  # no compiler, no cache folder, a foreign file
+        return None
+    pointer, count, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+    for name in _NAMES.values():
+        project, lift = getattr(built, f"project_{name}"), getattr(built, f"lift_{name}")
+        project.argtypes = [pointer, count, count, count, pointer, pointer]
+        lift.argtypes = [pointer, count, count, count, pointer, number, pointer]
+        project.restype = lift.restype = None
+    return built
+
+
+def _build() -> Path:
+    """The path of the compiled file; compiled if this machine has not done so yet."""
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        raise FileNotFoundError("no C compiler")
+    text = _SOURCE.read_text()
+    key = hashlib.sha256("\n".join((text, compiler, *_FLAGS, _machine())).encode()).hexdigest()
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = home / "holdfast" / "kernels"
+    target = folder / f"factor-{key[:16]}.so"
+    if target.exists():
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        out = Path(work) / "factor.so"
+        for flags in (_FLAGS, _PLAIN):
+            done = subprocess.run(
+                [compiler, *flags, str(_SOURCE), "-o", str(out)], capture_output=True, timeout=60
+            )
+            if done.returncode == 0:
+                break
+        done.check_returncode()
+        os.replace(out, target)  # whole or not at all, also when two processes build at once
+    return target
+
+
+def _machine() -> str:
+    """What the compiled file depends on: a home folder may be shared by unlike machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine() + platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+
+
+def serves(rows: Tensor, *vectors: Tensor) -> bool:
+    """Whether the compiled products apply to this factor and these vectors."""
+    return (
+        rows.dtype in _NAMES
+        and rows.device.type == "cpu"
+        and rows.stride(1) == 1
+        and all(v.dtype == torch.float32 and v.is_contiguous() for v in vectors)
+        and not torch.compiler.is_compiling()
+        and library() is not None
+    )
+
+
+def add_project_(u: Tensor, rows: Tensor, first: int, d: Tensor) -> None:
+    """Add F[:, first : first + len(d)] d to u, without the scale of int8 rows."""
+    kernel = getattr(library(), f"project_{_NAMES[rows.dtype]}")
+    count, stride, size = len(rows), rows.stride(0), rows.element_size()
+
+    def part(columns: tuple[int, int], into: Tensor) -> None:
+        start, width = columns
+        F, x = rows.data_ptr() + (first + start) * size, d.data_ptr() + 4 * start
+        kernel(F, stride, count, width, x, into.data_ptr())
+
+    parts = _parts(d.numel())
+    if len(parts) <= 1:
+        part((0, d.numel()), u)
+        return
+    sums = u.new_zeros(len(parts), count)
+    with ThreadPoolExecutor(len(parts)) as pool:  # ctypes releases the interpreter's lock
+        list(pool.map(part, parts, sums))
+    u += sums.sum(0)
+
+
+def add_lift_(g: Tensor, rows: Tensor, first: int, u: Tensor, alpha: float) -> None:
+    """Add alpha · F[:, first : first + len(g)]ᵀ u to g, without the scale of int8 rows."""
+    kernel = getattr(library(), f"lift_{_NAMES[rows.dtype]}")
+    count, stride, size = len(rows), rows.stride(0), rows.element_size()
+
+    def part(columns: tuple[int, int]) -> None:
+        start, width = columns
+        F, out = rows.data_ptr() + (first + start) * size, g.data_ptr() + 4 * start
+        kernel(F, stride, count, width, u.data_ptr(), alpha, out)
+
+    parts = _parts(g.numel())
+    if len(parts) <= 1:
+        part((0, g.numel()))
+        return
+    with ThreadPoolExecutor(len(parts)) as pool:
+        list(pool.map(part, parts))
+
+
+def _parts(n: int) -> list[tuple[int, int]]:
+    """Columns shared among torch's threads: starts and widths."""
+    threads = max(1, min(torch.get_num_threads(), n // _LEAST))
+    width = max(1, -(-n // threads))
+    return [(start, min(width, n - start)) for start in range(0, n, width)]
