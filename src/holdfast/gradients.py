@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from holdfast import batches
@@ -72,7 +72,10 @@ class Gradients:
         self._vectorised = True
         for name, parameter in zip(space.names, self._parameters, strict=True):
             if not bool(parameter.isfinite().all()):
-                raise ValueError(f"parameter {name} holds NaN or inf; training has diverged")
+                raise ValueError(
+                    f"parameter {name} holds NaN or inf: training has diverged; go back to finite "
+                    "weights before consolidating"
+                )
 
     def check(self, batch: Any) -> None:
         """Look at the first batch once: refuse what cannot work, learn the rows per example."""
@@ -82,6 +85,9 @@ class Gradients:
             self.rows_per_example = self.importance.rows_per_example(outputs)
             # on the batch as it came, so that messages show its shapes and not those of a part
             self._finite(self._values(outputs, batch, torch.zeros(1, device=self.device)))
+        if batches.size(batch) is not None:  # otherwise the first backward pass says it
+            one = batches.cut(batch, slice(0, 1))
+            self._dependent(self.potentials(one, torch.zeros(1, device=self.device)))
 
     def count(self, batch: Any) -> int:
         """The number of examples in a batch that cannot be cut: the length of its outputs."""
@@ -95,21 +101,35 @@ class Gradients:
             )
         return len(outputs)
 
-    def potentials(self, batch: Any, uniforms: Tensor) -> Tensor:
-        """φ of every example, shape (B, R), checked."""
-        return self._finite(self._values(self._call(batch), batch, uniforms))
+    def potentials(self, batch: Any, uniforms: Tensor, examples: Tensor | int = 0) -> Tensor:
+        """φ of every example, shape (B, R), checked.
 
-    def _finite(self, values: Tensor) -> Tensor:
+        Args:
+            batch: What goes through the model.
+            uniforms: One uniform number per example.
+            examples: Their positions of arrival, or that of the first; for messages.
+        """
+        return self._finite(self._values(self._call(batch), batch, uniforms), examples)
+
+    def _finite(self, values: Tensor, examples: Tensor | int = 0) -> Tensor:
         """The values, or an error that names the example whose value is not finite."""
         bad = ~values.detach().isfinite().all(1)
         if bool(bad.any()):
             where = int(bad.nonzero()[0])
+            found = values[where].tolist()
             raise ValueError(
-                f"the loss (or potential) of example {where} of a batch is "
-                f"{values[where].tolist()}; rows must be finite: look at that example and at the "
-                "model's outputs"
+                f"the loss (or potential) of example {_position(examples, where)} is "
+                f"{found[0] if len(found) == 1 else found}, expected a finite number; look at that "
+                "example and at the model's outputs for it"
             )
         return values
+
+    def _dependent(self, values: Tensor) -> None:
+        if not values.requires_grad:
+            raise ValueError(
+                "the loss (or potential) does not depend on any held parameter; was it detached, "
+                "or are all parameters on its path frozen or excluded?"
+            )
 
     def _values(self, outputs: Any, batch: Any, uniforms: Tensor) -> Tensor:
         if isinstance(outputs, Tensor) and outputs.is_floating_point():
@@ -137,11 +157,7 @@ class Gradients:
 
         ``backward`` and not ``autograd.grad``: reentrant checkpointing refuses the latter.
         """
-        if not scalar.requires_grad:
-            raise ValueError(
-                "the loss (or potential) does not depend on any held parameter; was it detached, "
-                "or are all parameters on its path frozen or excluded?"
-            )
+        self._dependent(scalar)
         scalar.backward(retain_graph=retain_graph)
         for view, parameter in zip(self.space.split(out), self._parameters, strict=True):
             if parameter.grad is not None:
@@ -150,24 +166,38 @@ class Gradients:
             parameter.grad = None
 
     def rows(
-        self, template: Any, leaves: Sequence[Tensor], which: Tensor, uniforms: Tensor
+        self,
+        template: Any,
+        leaves: Sequence[Tensor],
+        which: Tensor,
+        uniforms: Tensor,
+        examples: Tensor,
     ) -> Iterator[Tensor]:
         """The rows of a cuttable batch as matrices (b, m)."""
         width = self.space.dim * torch.empty(0, **self.like).element_size()
         size = max(1, ROW_BYTES // (3 * width))  # gradients per parameter, their join, one spare
         for first in range(0, len(which), size):
             part = slice(first, first + size)
-            chunk = ([leaf[part] for leaf in leaves], which[part], uniforms[part])
+            chunk = ([leaf[part] for leaf in leaves], which[part], uniforms[part], examples[part])
             block = self._vector_rows(template, *chunk) if self._vectorised else None
             if block is None:
                 block = self._single_rows(template, *chunk)
-            elif not bool(block.isfinite().all()):
-                self.potentials(batches.rebuild(template, chunk[0]), chunk[2])  # names the example
-                raise ValueError("a row has NaN or inf entries although its loss is finite")
+            bad = ~block.isfinite().all(1)
+            if bool(bad.any()):
+                where = int(bad.nonzero()[0])
+                raise ValueError(
+                    f"the gradient of example {_position(chunk[3], where)} has NaN or inf entries "
+                    "although its loss is finite; look for a square root or a norm at zero"
+                )
             yield block
 
     def _vector_rows(
-        self, template: Any, leaves: Sequence[Tensor], which: Tensor, uniforms: Tensor
+        self,
+        template: Any,
+        leaves: Sequence[Tensor],
+        which: Tensor,
+        uniforms: Tensor,
+        examples: Tensor,
     ) -> Tensor | None:
         def potential(
             held: dict[str, Tensor], leaves: Sequence[Tensor], which: Tensor, uniform: Tensor
@@ -180,12 +210,13 @@ class Gradients:
         held = {n: p.detach() for n, p in zip(self._names, self._parameters, strict=True)}
         try:
             with sdpa_kernel(SDPBackend.MATH):  # the fused attention kernels have no batching rule
-                found = vmap(grad(potential), in_dims=(None, 0, 0, 0))(
+                found, values = vmap(grad_and_value(potential), in_dims=(None, 0, 0, 0))(
                     held, list(leaves), which, uniforms
                 )
         except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
             # Whatever is wrong with the caller's functions shows again, unvectorised, one by one.
-            self._single_rows(template, [leaf[:1] for leaf in leaves], which[:1], uniforms[:1])
+            first = [leaf[:1] for leaf in leaves]
+            self._single_rows(template, first, which[:1], uniforms[:1], examples[:1])
             reason = str(error).strip().splitlines()
             warnings.warn(
                 "per-example gradients cannot be vectorised for this model, so there is one "
@@ -195,15 +226,28 @@ class Gradients:
             )
             self._vectorised = False
             return None
+        self._finite(values.unsqueeze(1), examples)
         rows = [found[name].reshape(len(which), -1) for name in self._names]
         return torch.cat(rows, 1).to(self.like["dtype"])
 
     def _single_rows(
-        self, template: Any, leaves: Sequence[Tensor], which: Tensor, uniforms: Tensor
+        self,
+        template: Any,
+        leaves: Sequence[Tensor],
+        which: Tensor,
+        uniforms: Tensor,
+        examples: Tensor,
     ) -> Tensor:
         out = torch.zeros(len(which), self.space.dim, **self.like)
         for i, row in enumerate(out):
             one = slice(i, i + 1)
             batch = batches.rebuild(template, [leaf[one] for leaf in leaves])
-            self.add_gradient_(row, self.potentials(batch, uniforms[one])[0, which[i]])
+            values = self.potentials(batch, uniforms[one], examples[one])
+            self.add_gradient_(row, values[0, which[i]])
         return out
+
+
+def _position(examples: Tensor | int, where: int) -> str:
+    """Which example, as a person would look for it."""
+    place = examples + where if isinstance(examples, int) else int(examples[where])
+    return f"{place} (counted from 0 in order of arrival)"

@@ -1,5 +1,6 @@
 r"""The recipe: importance × approximation × history, and the one call that uses it."""
 
+import bisect
 import secrets
 import warnings
 from collections.abc import Callable, Iterable, Sized
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from holdfast import memory
-from holdfast.approximation import Approximation, Setting
+from holdfast.approximation import Approximation, CountSketch, Diagonal, LowRank, Setting
+from holdfast.approximation.base import positive
 from holdfast.configuration import to_json
 from holdfast.hashing import Draw
 from holdfast.history import History, Sum
@@ -57,17 +59,17 @@ class Regularizer:
     exclude: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, kind in (
-            ("importance", Importance),
-            ("approximation", Approximation),
-            ("history", History),
+        for name, kind, example in (
+            ("importance", Importance, "hf.EWC()"),
+            ("approximation", Approximation, "hf.CountSketch(size=50)"),
+            ("history", History, "hf.Sum()"),
         ):
             value = getattr(self, name)
             if not isinstance(value, kind):
-                known = f"an instance such as hf.{kind.__name__}"
+                got = "the class" if isinstance(value, type) else "the value"
                 raise TypeError(
-                    f"{name} must be a {kind.__name__}, got {value!r}; pass {known}'s members, "
-                    "called with (): hf.EWC(), hf.CountSketch(size=50), hf.Sum()"
+                    f"{name} must be an instance of hf.{kind.__name__}, got {got} {value!r}; call "
+                    f"it with (), as in {name}={example}"
                 )
         _check_strength(self.strength)
         if self.anchor not in ("latest", "each"):
@@ -105,8 +107,8 @@ class Regularizer:
             limit: Read this many examples only.
             progress: Show a bar when the work is long.
         """
-        if limit is not None and limit < 1:
-            raise ValueError(f"limit must be at least 1, got {limit}")
+        if limit is not None:
+            positive("limit", limit, "or None for all examples")
         if seed is None:
             seed = secrets.randbits(63)
         elif not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
@@ -212,16 +214,27 @@ class Regularizer:
             )
 
     def _check_memory(self, setting: Setting) -> None:
-        needed = self.approximation.nbytes(setting)
-        each = setting.nbytes(setting.dim)
-        free = memory.available(setting.device)
-        rows = free // (3 * each)
-        if rows >= 1:
-            advice = f"at this size LowRank(rank={max(1, rows // 4)}) or CountSketch(size={rows})"
-            advice += f" would fit; Diagonal() needs {memory.readable(each)}"
-        else:
-            advice = "not even a diagonal fits: hold fewer parameters with include="
-        memory.require(repr(self.approximation), needed, setting.device, advice)
+        needed, free = self.approximation.nbytes(setting), memory.available(setting.device)
+        if needed > free:
+            advice = _what_fits(setting, free)
+            memory.require(repr(self.approximation), needed, setting.device, advice)
+
+
+def _what_fits(setting: Setting, free: int) -> str:
+    """Approximations that need at most ``free`` bytes, as advice."""
+    fits = []
+    for form, make in (
+        ("LowRank(rank={})", lambda k: LowRank(rank=k)),
+        ("CountSketch(size={})", lambda k: CountSketch(size=k)),
+    ):
+        sizes = range(1, setting.dim + 1)
+        largest = bisect.bisect_right(sizes, free, key=lambda k: make(k).nbytes(setting))
+        fits += [form.format(largest)] if largest else []
+    if Diagonal().nbytes(setting) <= free:
+        fits.append("Diagonal()")
+    if not fits:
+        return "not even Diagonal() fits: hold fewer parameters with include="
+    return f"{' or '.join(fits)} would fit"
 
 
 def _length(data: Iterable[Any]) -> int | None:

@@ -92,14 +92,19 @@ class ExampleRows(RowBatch):
         self._gradients, self._template, self._columns = gradients, template, list(columns)
         self.index = index
 
+    @property
+    def _examples(self) -> Tensor:
+        """Which example each row belongs to."""
+        return self.index // self._gradients.rows_per_example
+
     def blocks(self) -> Iterator[Tensor]:
         *leaves, which, uniforms = self._columns
-        return self._gradients.rows(self._template, leaves, which, uniforms)
+        return self._gradients.rows(self._template, leaves, which, uniforms, self._examples)
 
     def add_signed_sum_(self, out: Tensor, signs: Tensor) -> None:
         *leaves, which, uniforms = self._columns
         batch = batches.rebuild(self._template, leaves)
-        values = self._gradients.potentials(batch, uniforms)
+        values = self._gradients.potentials(batch, uniforms, self._examples)
         chosen = values.gather(1, which.unsqueeze(1)).squeeze(1)
         self._gradients.add_gradient_(out, chosen @ signs.to(chosen))
 
@@ -175,7 +180,10 @@ class Rows:
         else:
             yield from self._example_rows()
         if not self.examples:
-            raise ValueError("the data is empty: expected at least one batch with one example")
+            raise ValueError(
+                "the data is empty: expected at least one batch with one example, got none; an "
+                "iterator that was read before is empty too: pass a list or a DataLoader"
+            )
 
     def _batches(self) -> Iterator[tuple[Any, int | None]]:
         """The batches on the model's device, cut to the limit, with their sizes."""
@@ -203,7 +211,7 @@ class Rows:
             if size is None:  # only the potentials can tell how many examples there are
                 sampled = self.gradients.importance.uniforms
                 uniforms = self._uniforms(generator, self.gradients.count(batch) if sampled else 0)
-                values = self.gradients.potentials(batch, uniforms)
+                values = self.gradients.potentials(batch, uniforms, self.examples)
                 size = len(values)
                 size = min(size, self._limit - self.examples) if self._limit else size
             else:
@@ -233,14 +241,16 @@ class Rows:
         """The min(L, K) rows of sliced Cramér preservation, from one pass of mean outputs."""
         total, directions = torch.empty(0), torch.empty(0)
         for batch, _ in self._batches():
-            values = self.gradients.potentials(batch, torch.zeros(0))  # (B, K): the logits
+            # (B, K): the logits
+            values = self.gradients.potentials(batch, torch.zeros(0), self.examples)
             if not self.examples:
                 generator = self._draw.generator("slices")
                 directions = importance.directions(values.shape[1], generator).to(values)
                 shape = (len(directions), self.gradients.space.dim)
                 like = self.gradients.like
                 needed = shape[0] * shape[1] * torch.empty(0, **like).element_size()
-                memory.require("SCP", needed, self.gradients.device, "use fewer slices")
+                advice = "use fewer slices, or hold fewer parameters with include="
+                memory.require(repr(importance), needed, self.gradients.device, advice)
                 total = torch.zeros(shape, **like)
             take = len(values)
             if self._limit:

@@ -77,7 +77,8 @@ class Approximation(ABC):
         return matrix.expand(space.dim, index)
 
 
-def positive(name: str, value: object) -> None:
+def positive(name: str, value: object, otherwise: str = "") -> None:
     """Refuse a count that is not a positive integer."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} must be a positive integer, got {value!r}")
+        also = f" {otherwise}" if otherwise else ""
+        raise ValueError(f"{name} must be a positive integer{also}, got {value!r}")

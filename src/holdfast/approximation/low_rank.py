@@ -110,7 +110,7 @@ class LowRank(Approximation):
     def __post_init__(self) -> None:
         positive("rank", self.rank)
         if self.group != "auto":
-            positive("group", self.group)
+            positive("group", self.group, "or 'auto'")
         if self.merge not in ("rows", "stack"):
             raise ValueError(f"merge must be 'rows' or 'stack', got {self.merge!r}")
 

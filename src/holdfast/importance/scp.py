@@ -33,8 +33,11 @@ class SCP(Importance):
     slices: int | None = 50
 
     def __post_init__(self) -> None:
-        if self.slices is not None and self.slices < 1:
-            raise ValueError(f"slices must be at least 1, or None, got {self.slices}")
+        whole = isinstance(self.slices, int) and not isinstance(self.slices, bool)
+        if self.slices is not None and (not whole or self.slices < 1):
+            raise ValueError(
+                f"slices must be a positive integer, or None for the expectation, got {self.slices!r}"
+            )
 
     @property
     def several(self) -> bool:
