@@ -15,15 +15,28 @@ __all__ = ["Full"]
 
 _SMALL = 2048  # entries a side up to which a dense matrix (16 MB) is the simplest form
 _BUFFER = 1024  # rows between two compressions
-_DROPPED = 1e-9  # share of the trace that compression may drop: below float32's own rounding
+# Share of the trace that compression may drop: below the rounding of the rows themselves.
+_DROPPED = {torch.float32: 1e-9, torch.float64: 1e-15}
 
 
 def compress(matrix: FactoredMatrix, offset: Offset) -> tuple[FactoredMatrix, Offset]:
-    """The same matrix with as many rows as its numerical rank."""
+    r"""The same matrix with as many rows as its numerical rank.
+
+    With an offset there is one row more, of zeros: :math:`\lVert F\delta + e\rVert^2` has a constant part
+    outside the range of F, which is not zero once tasks with different anchors share directions.
+    """
+    F = matrix.factor
     values, vectors = torch.linalg.eigh(matrix.gram())  # ascending
-    dropped = values.clamp(min=0).cumsum(0) <= _DROPPED * values.clamp(min=0).sum()
-    U = vectors[:, ~dropped].to(matrix.factor.dtype)
-    return FactoredMatrix(U.T @ matrix.factor), tuple(U.T @ e.to(U.dtype) for e in offset)
+    values = values.clamp(min=0)
+    dropped = values.cumsum(0) <= _DROPPED[F.dtype] * values.sum()
+    U, rest = vectors[:, ~dropped], vectors[:, dropped]
+    rows = U.to(F.dtype).T @ F
+    if not offset:
+        return FactoredMatrix(rows), ()
+    e = offset[0].double()
+    constant = (rest.T @ e).norm().reshape(1)
+    rows = torch.cat([rows, rows.new_zeros(1, matrix.dim)])
+    return FactoredMatrix(rows), (torch.cat([U.T @ e, constant]).to(offset[0].dtype),)
 
 
 @dataclass
@@ -44,7 +57,7 @@ class Full(Approximation):
 
     Args:
         form: "dense" writes out m × m entries; "factored" keeps as many rows as the numerical rank,
-            dropping at most 1e-9 of the trace per compression; "auto" takes "dense" up to
+            dropping at most 1e-9 of the trace per compression (1e-15 in float64); "auto" takes "dense" up to
             m = 2,048 and "factored" above, as the importance matrices of networks have few directions.
     """
 
