@@ -7,6 +7,7 @@ of an axis are listed in one literal dict, ``name -> class``; everything else th
 
 import dataclasses
 import difflib
+import functools
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -66,8 +67,16 @@ def to_json(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if callable(value):  # written for people and for comparison; it cannot be read back
-        return f"{value.__module__}:{value.__qualname__}"
+        return _name_of(value)
     raise TypeError(f"{type(value).__name__} {value!r} has no JSON form")
+
+
+def _name_of(function: Any) -> str:
+    """Where a function is defined; an object that can be called goes by its class."""
+    if isinstance(function, functools.partial):
+        return f"partial({_name_of(function.func)})"
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}:{named.__qualname__}"
 
 
 def from_json(kind: Any, data: Any, what: str = "") -> Any:
