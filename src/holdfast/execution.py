@@ -3,11 +3,13 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from torch import nn
 
 from holdfast import results
+from holdfast.checkpoint import Checkpoints, State
 from holdfast.experiment import Experiment
 from holdfast.penalty import Penalty
 from holdfast.results import Result
@@ -15,7 +17,9 @@ from holdfast.seeds import derive
 from holdfast.streams import Task, join
 from holdfast.training import FlatAdam, accuracies, learn
 
-__all__ = ["execute"]
+__all__ = ["PATIENCE", "execute"]
+
+PATIENCE = 60.0  # seconds of work that are worth a checkpoint
 
 
 class _Stopwatch:
@@ -23,6 +27,17 @@ class _Stopwatch:
 
     def __init__(self) -> None:
         self.seconds = {"training": 0.0, "consolidation": 0.0, "evaluation": 0.0, "total": 0.0}
+        self._begun = time.perf_counter()
+
+    def resume(self, seconds: dict[str, float]) -> None:
+        """Add what an earlier process has spent."""
+        for what, spent in seconds.items():
+            self.seconds[what] += spent
+
+    def so_far(self) -> dict[str, float]:
+        """The seconds of a run that is not at its end."""
+        total = self.seconds["total"] + time.perf_counter() - self._begun
+        return {**self.seconds, "total": total}
 
     @contextmanager
     def measure(self, what: str) -> Iterator[None]:
@@ -37,21 +52,27 @@ def execute(
     *,
     progress: Callable[[float], None] | None = None,
     after_task: Callable[[nn.Module], None] | None = None,
+    folder: Path | None = None,
+    patience: float = PATIENCE,
 ) -> Result:
     """Run an experiment; the same experiment gives the same accuracies on the same machine.
 
     Args:
         experiment: What to run.
         progress: Called with the finished fraction after every epoch.
-        after_task: Called with the network after every task, for pictures; it must not change it.
+        after_task: Called with the network after every task learnt here, for pictures; it must not change it.
+        folder: A results folder in which a long run leaves checkpoints between epochs, and goes on from
+            one that is there; without it nothing is kept. See :class:`Checkpoints`.
+        patience: Seconds between two checkpoints; a run that is shorter leaves none.
 
     Raises:
         FloatingPointError: The network diverged.
     """
     watch = _Stopwatch()
     with watch.measure("total"), torch.random.fork_rng(devices=[]):
-        run = _Run(experiment, watch, progress)
-        for index in range(len(run.tasks)):
+        checkpoints = None if folder is None else Checkpoints(folder, experiment)
+        run = _Run(experiment, watch, progress, checkpoints, patience)
+        for index in range(run.first, len(run.tasks)):
             run.learn_task(index)
             if after_task is not None:
                 after_task(run.model)
@@ -80,8 +101,11 @@ class _Run:
         experiment: Experiment,
         watch: _Stopwatch,
         progress: Callable[[float], None] | None,
+        checkpoints: Checkpoints | None,
+        patience: float,
     ) -> None:
         self.experiment, self.watch, self.progress = experiment, watch, progress
+        self.checkpoints, self.patience, self.saved = checkpoints, patience, time.perf_counter()
         self.tasks: Sequence[Task] = experiment.stream.tasks(derive(experiment.seed, "data"))
         self.penalty: Penalty | None = None
         self.penalty_bytes = 0
@@ -89,7 +113,20 @@ class _Run:
         self.accuracy: list[list[list[float]]] = []
         self.validation: list[list[float]] = []
         self.test: list[list[float]] = []
-        self.initial = accuracies(self.model, [task.test for task in self.tasks])
+        self.first = 0
+        self.state = None if checkpoints is None else checkpoints.load()
+        if self.state is None:
+            self.initial = accuracies(self.model, [task.test for task in self.tasks])
+        else:
+            self._resume(self.state)
+
+    def _resume(self, state: State) -> None:
+        """Take up what an earlier process measured; :meth:`learn_task` takes up the rest."""
+        self.first, self.penalty = state.task, state.penalty
+        self.accuracy, self.validation = state.record["accuracy"], state.record["validation"]
+        self.test, self.initial = state.record["test"], state.record["initial"]
+        self.penalty_bytes = state.record["penalty_bytes"]
+        self.watch.resume(state.record["seconds"])
 
     def _fresh_network(self) -> None:
         """Start from the initial weights."""
@@ -102,18 +139,26 @@ class _Run:
         if experiment.role == "single" and index > 0:
             self._fresh_network()
         torch.manual_seed(derive(experiment.seed, "dropout", index))  # inside a fork: see execute
+        generator = _generator(experiment.seed, "order", index)
+        epochs: list[list[float]] = []
+        if self.state is not None:
+            epochs = self._restore(self.state, generator)
+            self.state = None
         split = self.tasks[index].train
         if experiment.mode == "joint":
             split = join([task.train for task in self.tasks[: index + 1]])
         seen = [task.test for task in self.tasks[: index + 1]]
-        epochs: list[list[float]] = []
-        before = self.watch.seconds["evaluation"]
+        aside = 0.0  # seconds of evaluation and of checkpoints, which are not training
 
         def after_epoch(epoch: int) -> None:
+            nonlocal aside
+            begun = time.perf_counter()
             with self.watch.measure("evaluation"):
                 epochs.append(accuracies(self.model, seen))
+            self._keep(index, epochs, generator)
             if self.progress is not None:
                 self.progress((index + (epoch + 1) / experiment.training.epochs) / len(self.tasks))
+            aside += time.perf_counter() - begun
 
         with self.watch.measure("training"):
             learn(
@@ -121,15 +166,54 @@ class _Run:
                 split,
                 experiment.training,
                 self.optimizer,
-                generator=_generator(experiment.seed, "order", index),
+                generator=generator,
                 penalty=self.penalty,
                 after_epoch=after_epoch,
+                done=len(epochs),
             )
-        self.watch.seconds["training"] -= self.watch.seconds["evaluation"] - before
+        self.watch.seconds["training"] -= aside
         self.accuracy.append(epochs)
         with self.watch.measure("evaluation"):
             self.validation.append(accuracies(self.model, [t.validation for t in self.tasks]))
             self.test.append(accuracies(self.model, [t.test for t in self.tasks]))
+
+    def _keep(self, index: int, epochs: list[list[float]], generator: torch.Generator) -> None:
+        """Leave a checkpoint if enough work has been done since the last."""
+        if self.checkpoints is None:
+            return
+        now = time.perf_counter()
+        shared = index == 0 and len(epochs) == self.experiment.training.epochs
+        long = self.watch.so_far()["total"] >= self.patience
+        if now - self.saved < self.patience and not (shared and long):
+            return
+        tensors = {f"model.{name}": t for name, t in self.model.state_dict().items()}
+        tensors |= {f"adam.{name}": t for name, t in self.optimizer.state().items()}
+        tensors |= {"global": torch.get_rng_state(), "order": generator.get_state()}
+        record = {
+            "accuracy": self.accuracy,
+            "validation": self.validation,
+            "test": self.test,
+            "initial": self.initial,
+            "epochs": epochs,
+            "penalty_bytes": self.penalty_bytes,
+            "seconds": self.watch.so_far(),
+        }
+        self.checkpoints.save(State(index, len(epochs), record, tensors, self.penalty))
+        self.saved = time.perf_counter()
+
+    def _restore(self, state: State, generator: torch.Generator) -> list[list[float]]:
+        """Bring network, optimiser and generators to where they were; returns the accuracies since."""
+
+        def part(prefix: str) -> dict[str, torch.Tensor]:
+            found = {k: v for k, v in state.tensors.items() if k.startswith(prefix)}
+            return {k.removeprefix(prefix): v for k, v in found.items()}
+
+        self.model.load_state_dict(part("model."))
+        self.optimizer.restore(part("adam."))
+        torch.set_rng_state(state.tensors["global"])
+        generator.set_state(state.tensors["order"])
+        epochs: list[list[float]] = state.record["epochs"]
+        return epochs
 
     def consolidate(self, index: int) -> None:
         """Add one task to the penalty."""
@@ -158,8 +242,11 @@ class _Run:
                     split.batches(size, order),
                     previous=self.penalty,
                     seed=seed,
+                    limit=experiment.limit,
                     progress=False,
                 )
+            if experiment.storage != "float32":
+                self.penalty = self.penalty.to(dtype=getattr(torch, experiment.storage))
         self.penalty_bytes = max(self.penalty_bytes, self.penalty.nbytes)
 
 

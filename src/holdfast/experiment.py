@@ -17,6 +17,10 @@ __all__ = ["Experiment"]
 
 Mode = Literal["sequential", "joint"]
 Role = Literal["report", "tune", "single"]
+Storage = Literal["float32", "bfloat16", "int8"]
+
+# Fields that came later are written only where they say something: the ids of older results stay.
+LATER = {"limit": None, "storage": "float32"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +37,8 @@ class Experiment:
         mode: ``"sequential"`` sees one task at a time; ``"joint"`` trains on the union of all tasks so far,
             as long as on a single task in epochs: the accuracy without the need to remember.
         original_diagonal: Replaces the diagonal by the original code's, see :class:`OriginalDiagonal`.
+        limit: Consolidation looks at this many examples of a task; ``None`` at all of them.
+        storage: Precision in which the penalty keeps its matrix.
         seed: Decides data, initial weights, order of the batches and hashes, each through its own seed.
         role: ``"report"`` is reported; ``"tune"`` only chooses a strength; ``"single"`` trains a fresh
             network on every task alone, the reference of intransigence.
@@ -48,10 +54,16 @@ class Experiment:
     original_diagonal: OriginalDiagonal | None = None
     seed: int = 0
     role: Role = "report"
+    limit: int | None = None
+    storage: Storage = "float32"
 
     def __post_init__(self) -> None:
         if self.seed < 0:
             raise ValueError(f"seed is 0 or larger, got {self.seed}")
+        if self.limit is not None and self.limit < 1:
+            raise ValueError(f"limit is 1 or larger, got {self.limit}")
+        if self.storage not in ("float32", "bfloat16", "int8"):
+            raise ValueError(f"unknown storage {self.storage!r}; known: float32, bfloat16, int8")
         if self.regularizer is not None and (self.mode == "joint" or self.role == "single"):
             raise ValueError(
                 f"mode {self.mode!r} with role {self.role!r} has no earlier task to hold on to; "
@@ -66,10 +78,15 @@ class Experiment:
                     "approximation 'diagonal'"
                 )
             self.original_diagonal.check(self.regularizer)
+            if self.limit is not None:
+                raise ValueError("original_diagonal reads all examples: limit must be null")
 
     def to_json(self) -> dict[str, Any]:
         """The experiment as plain JSON values."""
         data: dict[str, Any] = to_json(self)
+        for name, default in LATER.items():
+            if data[name] == default:
+                del data[name]
         return data
 
     @classmethod
@@ -114,4 +131,6 @@ class Experiment:
             words.append(data["history"]["name"])
         if data["anchor"] != "latest":
             words.append(f"anchor {data['anchor']}")
+        words += [f"from {self.limit} examples"] if self.limit is not None else []
+        words += [self.storage] if self.storage != "float32" else []
         return [*words, f"λ={data['strength']:g}"]

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from holdfast import boundaries, fisher_study, metrics, results
+from holdfast.checkpoint import Checkpoints
 from holdfast.configuration import register
 from holdfast.execution import execute
 from holdfast.experiment import Experiment
@@ -104,10 +105,12 @@ class RunExperiment(Job):
             self.experiment,
             progress=progress,
             after_task=after_task if self.boundaries else None,
+            folder=None if self.boundaries else folder,  # maps of a task are not in a checkpoint
         )
         if self.boundaries:  # before the result: a result says that all is there
             boundaries.save(folder, self.id, maps, WINDOW)
         result.save(folder)
+        Checkpoints(folder, self.experiment).remove()
         return f"{metrics.average_accuracy(result.test):.1%}"
 
 

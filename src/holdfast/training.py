@@ -6,7 +6,7 @@ data are gathered once per epoch, and a perceptron's gradient is written out.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
 import torch
@@ -76,6 +76,21 @@ class FlatAdam:
         self._flats = [_flatten(group) for group in groups.values()]
         self._adam = torch.optim.Adam(self._flats, lr=lr, fused=True)
 
+    def state(self) -> dict[str, Tensor]:
+        """The moments and the step count, empty before the first step."""
+        return {
+            f"{index}.{name}": tensor
+            for index, flat in enumerate(self._flats)
+            for name, tensor in self._adam.state[flat].items()
+        }
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what :meth:`state` returned."""
+        self.reset()
+        for key, tensor in state.items():
+            index, _, name = key.partition(".")
+            self._adam.state[self._flats[int(index)]][name] = tensor.clone()
+
     def reset(self) -> None:
         """Forget the moments and the step count, as a newly made optimiser would."""
         self._adam.state.clear()
@@ -117,6 +132,7 @@ def learn(
     generator: torch.Generator,
     penalty: Pull | None = None,
     after_epoch: Callable[[int], None] | None = None,
+    done: int = 0,
 ) -> None:
     """Train the model on one split, in place.
 
@@ -130,15 +146,16 @@ def learn(
         generator: Draws the order of every epoch, and the augmentation.
         penalty: Pulls the parameters towards earlier tasks.
         after_epoch: Called with the index of each finished epoch.
+        done: Epochs that are behind: the model, the optimiser and the generator are as after them.
 
     Raises:
         FloatingPointError: Parameters became infinite or not a number.
     """
     gradient = cross_entropy_gradient(model)
     pull = None if penalty is None else _pull(model, penalty, optimizer)
-    if training.reset == "task":
+    if training.reset == "task" and not done:
         optimizer.reset()
-    for epoch in range(training.epochs):
+    for epoch in range(done, training.epochs):
         if training.reset == "epoch":
             optimizer.reset()
         model.train()

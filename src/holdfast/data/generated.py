@@ -31,8 +31,8 @@ def generated(
 
     def draw(count: int) -> tuple[torch.Tensor, torch.Tensor]:
         labels = np.tile(np.arange(len(classes)), count)
-        images = pictures[labels] + random.normal(0, NOISE, (len(labels), *shape))
-        pixels = np.clip(images, 0, 255).astype(np.uint8, order="C")
+        noise = random.standard_normal((len(labels), *shape), dtype=np.float32)
+        pixels = np.clip(pictures[labels] + NOISE * noise, 0, 255).astype(np.uint8, order="C")
         return torch.from_numpy(pixels), torch.from_numpy(labels)
 
     return Images(*draw(train), *draw(test), tuple(classes), "the generated stand-in")

@@ -1,0 +1,139 @@
+"""Unfinished runs on disk: a stopped run goes on where it was, to the bit.
+
+The first task does not depend on what will hold on to it, so its checkpoint is shared by all methods: a
+network that has learnt it once per seed serves them all, and the numbers are those of learning it every time.
+"""
+
+import dataclasses
+import json
+import os
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from holdfast import results, storage
+from holdfast.experiment import Experiment
+from holdfast.penalty import Penalty
+
+__all__ = ["Checkpoints", "State", "first_task_id"]
+
+_KEY = "holdfast-checkpoint"
+
+
+@dataclasses.dataclass
+class State:
+    """A run between two epochs.
+
+    Attributes:
+        task: The task that is being learnt.
+        epochs: How many of its epochs are done.
+        record: What was measured so far, as JSON values.
+        tensors: Network, optimiser and random generators.
+        penalty: What holds on to the tasks before.
+    """
+
+    task: int
+    epochs: int
+    record: dict[str, Any]
+    tensors: dict[str, Tensor]
+    penalty: Penalty | None
+
+
+def first_task_id(experiment: Experiment) -> str:
+    """One name for all experiments that learn the same first task in the same way."""
+    neutral = dataclasses.replace(
+        experiment,
+        recipe="",
+        preset="",
+        regularizer=None,
+        original_diagonal=None,
+        limit=None,
+        storage="float32",
+        mode="sequential",
+        role="report",
+    )
+    return f"first-{neutral.id}"
+
+
+class Checkpoints:
+    """The checkpoints of one experiment in a results folder.
+
+    Args:
+        folder: The results folder; the files go to ``checkpoints`` below it.
+        experiment: Whose they are.
+    """
+
+    def __init__(self, folder: Path, experiment: Experiment) -> None:
+        self._folder = Path(folder) / "checkpoints"
+        self._own, self._first = experiment.id, first_task_id(experiment)
+
+    def save(self, state: State) -> None:
+        """Keep a state instead of the last one; the files are whole at every moment."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        count = 0 if state.penalty is None else len(state.penalty.tasks)
+        if state.penalty is not None and not self._penalty(count).exists():
+            state.penalty.save(self._penalty(count))
+        header = {
+            "task": state.task,
+            "epochs": state.epochs,
+            "record": state.record,
+            "penalty": count,
+            "versions": results.versions(),
+        }
+        self._write(self._path(state.task), state.tensors, header)
+        for old in range(count):  # only now nothing refers to them
+            self._penalty(old).unlink(missing_ok=True)
+
+    def load(self) -> State | None:
+        """The latest state: of this experiment, else of the first task; None if there is none."""
+        for path in (self._path(1), self._path(0)):
+            if not path.exists():
+                continue
+            try:
+                return self._read(path)
+            except (SafetensorError, storage.FileError, KeyError, ValueError) as error:
+                warnings.warn(
+                    f"{path} is not used, what it held is computed again: {error}", stacklevel=2
+                )
+        return None
+
+    def remove(self) -> None:
+        """Forget the experiment's own states, once its result is safe; the first task's stays for others."""
+        for path in self._folder.glob(f"{self._own}*"):
+            path.unlink(missing_ok=True)
+
+    def _path(self, task: int) -> Path:
+        return self._folder / f"{self._first if task == 0 else self._own}.safetensors"
+
+    def _penalty(self, tasks: int) -> Path:
+        return self._folder / f"{self._own}-penalty-{tasks}.safetensors"
+
+    def _read(self, path: Path) -> State:
+        with safe_open(path, framework="pt") as file:
+            header = json.loads((file.metadata() or {})[_KEY])
+            if header["versions"] != results.versions():
+                raise ValueError(f"it was made by other versions: {header['versions']}")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+        penalty = None
+        if header["penalty"]:
+            penalty = storage.load(self._penalty(header["penalty"]))
+        return State(header["task"], header["epochs"], header["record"], tensors, penalty)
+
+    def _write(self, path: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
+        # A view of the flat vector would be written with all of it: every tensor gets its own memory.
+        apart = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=self._folder)
+        os.close(handle)
+        try:
+            save_file(apart, temporary, metadata={_KEY: json.dumps(header)})
+            with open(temporary, "rb+") as written:
+                os.fsync(written.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
