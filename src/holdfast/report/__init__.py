@@ -1,4 +1,6 @@
-"""From a results folder to Markdown tables, figures and one self-contained HTML page. Nothing is trained here.
+"""From a results folder to Markdown tables, figures and one self-contained HTML page.
+
+Nothing is trained here; only result files are read.
 
 A recipe adds its own sections with one file and one line in :data:`SECTIONS`.
 """
@@ -10,10 +12,10 @@ from typing import Any
 
 from holdfast.report import sections as generic
 from holdfast.report.blocks import Figure, Section
+from holdfast.report.comparison import printed
 from holdfast.report.loading import Study, read
 from holdfast.report.measures import finals, summary
 from holdfast.report.settings import Setting
-from holdfast.report.tables import printed
 from holdfast.report.toy import toy_sections
 from holdfast.results import atomic
 
@@ -28,7 +30,7 @@ def write(results_dir: Path, out_dir: Path | None = None) -> Path:
     """Write ``report.html``, ``report.md`` and ``figures/`` and return the page's path.
 
     Args:
-        results_dir: The folder with ``runs/`` and, where they were made, ``fisher/`` and ``boundaries/``.
+        results_dir: The folder with ``runs/`` and, where made, ``fisher/`` and ``boundaries/``.
         out_dir: Where the report goes; the results folder itself by default.
 
     Raises:
@@ -45,7 +47,8 @@ def write(results_dir: Path, out_dir: Path | None = None) -> Path:
     for panel in panels:
         _put(out / "figures" / f"{panel.name}.svg", standalone(panel.svg).encode())
         _put(out / "figures" / f"{panel.name}.png", panel.png)
-    title = f"# {study.recipe}\n\nMade by `holdfast report {study.recipe}` from the result files alone."
+    made = f"Made by `holdfast report {study.recipe}` from the result files alone."
+    title = f"# {study.recipe}\n\n{made}"
     text = "\n\n".join([title, *(section.markdown() for section in sections)])
     _put(out / "report.md", f"{text}\n".encode())
     return _put(out / "report.html", render(study, sections).encode())
@@ -60,11 +63,12 @@ def _put(path: Path, content: bytes) -> Path:
 def rows(results_dir: Path) -> list[dict[str, Any]]:
     """The accuracy table as plain values, for ``--format json``.
 
-    Per row: ``importance`` and ``approximation`` (registry keys), their ``parameters``, ``history``,
-    ``anchor``, ``strength``, ``original_diagonal``, ``preset``, ``mean`` and ``std`` (per cent, ddof 1; null
-    for one seed), ``seeds`` (how many), ``paper`` (the printed mean or null), ``headline`` and ``command``.
-    Exactly one row per (importance, approximation, preset) is the headline, the paper's setting, and these
-    come first. Baselines without a regularizer have neither key and are in the report alone.
+    Per row: ``importance`` and ``approximation`` (registry keys), their ``parameters``,
+    ``history``, ``anchor``, ``strength``, ``original_diagonal``, ``preset``, ``mean`` and ``std``
+    (per cent, ddof 1; null for one seed), ``seeds`` (how many), ``paper`` (the printed mean or
+    null), ``headline`` and ``command``. Exactly one row per (importance, approximation, preset) is
+    the headline, the paper's setting, and these come first. Baselines without a regularizer have
+    neither key and are in the report alone.
     """
     study = read(Path(results_dir))
     reported = [s for s in study.settings if s.role == "report" and s.approximation is not None]

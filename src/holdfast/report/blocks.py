@@ -1,4 +1,7 @@
-"""The values a report is made of: cells, tables, figures, sections. They render to Markdown here and to HTML in the page template."""
+"""The values a report is made of: cells, tables, figures, sections.
+
+They become Markdown here and HTML in the page's template.
+"""
 
 import math
 from collections.abc import Sequence
@@ -164,26 +167,30 @@ def _markdown(cell: Cell) -> str:
     return _escape(cell.text) + (f" ({_escape(cell.note)})" if cell.note else "")
 
 
+def _plain(value: float, digits: int) -> str:
+    """A number with a true minus sign, which zero never has."""
+    return f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "−")
+
+
 def number(value: float | None, digits: int = 1) -> Cell:
     """A plain number."""
     if value is None or math.isnan(value):
         return Cell()
-    return Cell(f"{value:.{digits}f}".replace("-", "−"), value)
+    return Cell(_plain(value, digits), value)
 
 
 def signed(value: float | None, digits: int = 1) -> Cell:
     """A difference: the sign is always shown, and nothing is "−0.0"."""
     if value is None or math.isnan(value):
         return Cell()
-    rounded = round(value, digits) + 0.0
-    return Cell(f"{rounded:+.{digits}f}".replace("-", "−"), value)
+    return Cell(f"{round(value, digits) + 0.0:+.{digits}f}".replace("-", "−"), value)
 
 
 def plus_minus(mean: float | None, std: float | None, digits: int = 1) -> Cell:
     """Mean ± standard deviation; one seed has no deviation."""
     if mean is None or math.isnan(mean):
         return Cell()
-    text = f"{mean:.{digits}f}".replace("-", "−")
+    text = _plain(mean, digits)
     return Cell(text if std is None or math.isnan(std) else f"{text} ± {std:.{digits}f}", mean)
 
 

@@ -1,6 +1,7 @@
 """The appendix's decision boundaries: a column per method, a row per task learnt."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,7 +37,7 @@ def boundaries(study: Study, preset: str) -> Figure | None:
                 f"boundaries-{preset}-{importance}",
                 f"Decision boundaries of {words(importance)} after every task, preset {preset}; "
                 "columns: " + ", ".join(s.label for s, _ in chosen),
-                lambda canvas, c=chosen, i=importance: _draw(canvas, study, c, words(i)),
+                partial(_draw, study=study, columns=chosen, title=words(importance)),
                 width=1.55 * len(chosen) + 0.6,
                 height=5.9,
                 wide=True,

@@ -1,8 +1,8 @@
 """Claims of a paper that numbers can decide, and the machinery that decides them.
 
 A claim is data: its words, where it stands, what was printed, and a function from the study (and a
-preset, where it is about accuracy or cost) to a finding. A study's list of claims lives in a file of its
-own and is named in :data:`CLAIMS`.
+preset, where it is about accuracy or cost) to a finding. The claims of a study are a list in a file of
+its own.
 """
 
 import math
@@ -12,7 +12,8 @@ from typing import Literal
 
 from holdfast.report.blocks import Cell, Column, Table, Tone, signed
 from holdfast.report.loading import Study
-from holdfast.report.measures import ENOUGH_SEEDS, Summary
+from holdfast.report.measures import ENOUGH_SEEDS, Summary, standard_error
+from holdfast.report.paper import Printed
 
 __all__ = ["Claim", "Finding", "Verdict", "above_zero", "count", "near", "not_run", "table"]
 
@@ -66,17 +67,17 @@ def above_zero(values: Summary | None, unit: str = "points") -> Finding:
     return Finding(said, "undecided", f"{between} contains 0")
 
 
-def near(values: Summary | None, printed: float, error: float, needed: int, unit: str) -> Finding:
-    """Decide "the number is ``printed``": within two standard errors of the difference."""
+def near(values: Summary | None, paper: Printed, digits: int, unit: str = "") -> Finding:
+    """Decide "the number is the printed one": within two standard errors of the difference."""
     if values is None:
         return not_run()
-    spread = "" if math.isnan(values.std) else f" ± {values.std:.2g}"
-    said = f"{values.mean:.3g}{spread}{unit}"
-    if values.count < needed:
-        return Finding(said, "undecided", f"{values.count} of {needed} values")
-    allowed = 2 * math.hypot(error, values.std / math.sqrt(values.count))
-    apart = abs(values.mean - printed)
-    reason = f"{apart:.2g} apart, 2 SE are {allowed:.2g}"
+    spread = "" if math.isnan(values.std) else f" ± {values.std:.{digits}f}"
+    said = f"{values.mean:.{digits}f}{spread}{unit}"
+    if values.count < paper.runs:
+        return Finding(said, "undecided", f"{values.count} of {paper.runs} values")
+    allowed = 2 * math.hypot(paper.standard_error, standard_error(values))
+    apart = abs(values.mean - paper.value)
+    reason = f"{apart:.{digits}f} apart, 2 SE are {allowed:.{digits}f}"
     return Finding(said, "holds" if apart <= allowed else "does not hold", reason)
 
 
@@ -95,9 +96,9 @@ def table(
     rows = [
         [
             Cell(claim.text, claim.text),
-            Cell(claim.source, claim.source),
-            Cell(claim.printed or "—", claim.printed or None),
             *(_cell(claim.decide(study, preset)) for preset in presets),
+            Cell(claim.printed or "—", claim.printed or None),
+            Cell(claim.source, claim.source),
         ]
         for claim in claims
     ]
@@ -107,11 +108,12 @@ def table(
         title,
         [
             Column("Claim", numeric=False),
-            Column("Source", numeric=False),
-            Column("Paper", numeric=False),
             *heads,
+            Column("Paper", numeric=False),
+            Column("Source", numeric=False),
         ],
         rows,
+        command=study.command("all"),
     )
 
 

@@ -9,7 +9,7 @@ import io
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.report.blocks import Panel
 
@@ -71,12 +71,11 @@ def power(value: float) -> str:
     return "10" + f"{value:.3g}".translate(str.maketrans("-.0123456789", "⁻·⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
-def tidy(axes: "Axes", *, grid: str | None = "y") -> None:
+def tidy(axes: "Axes", *, grid: Literal["x", "y", "both"] = "y") -> None:
     """Light grid behind the data, short ticks."""
     axes.set_axisbelow(True)
     axes.tick_params(length=3)
-    if grid:
-        axes.grid(visible=True, axis=grid)
+    axes.grid(visible=True, axis=grid)
 
 
 @contextmanager
@@ -86,7 +85,8 @@ def _canvas(name: str, width: float, height: float) -> "Iterator[Figure]":
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
+    style: dict[Any, Any] = {**STYLE, "svg.hashsalt": name}
+    with mpl.rc_context(style):
         figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(figure)
         yield figure

@@ -19,8 +19,9 @@ _PAPER_SIZE = {
 def _distance(setting: Setting, tuned: dict[str, Selection]) -> tuple[Any, ...]:
     """How far a setting lies from the one the paper reports for its cell.
 
-    In `original-code` that is the flattened diagonal, divided by the number of batches (as it was when
-    the numbers were made), and the block size is the preset's own. In `fair` it is the chosen strength.
+    In `original-code` that is the flattened diagonal, divided by the number of batches (as it was
+    when the numbers were made), and the block size is the preset's own. In `fair` it is the chosen
+    strength.
     """
     name, wanted = _PAPER_SIZE.get(setting.approximation or "", ("", None))
     if setting.preset == "original-code" and setting.approximation == "block_diagonal":

@@ -1,4 +1,4 @@
-"""From a results folder to a :class:`Study`: runs grouped by setting, and the artefacts beside them."""
+"""From a results folder to a :class:`Study`: runs by setting, and the artefacts beside them."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -102,7 +102,9 @@ class Study:
         words = ["holdfast", "reproduce", self.recipe]
         if preset is not None:
             words += ["--preset", preset]
-            seeds = max((len(s.runs) for s in self.reported(preset)), default=0)
+            presets = self.presets if preset == "all" else (preset,)
+            reported = [s for name in presets for s in self.reported(name)]
+            seeds = max((len(s.runs) for s in reported), default=0)
             words += ["--seeds", str(seeds)] if seeds else []
         return " ".join(words)
 

@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from holdfast.report.blocks import Cell, Column, Figure, Table, number, plus_minus, signed
+from holdfast.report.blocks import Cell, Column, Figure, Table, plus_minus
+from holdfast.report.comparison import compared, delta_cell, paper_cell, statistics, within
 from holdfast.report.figures import COLOURS, panel, power, tidy
 from holdfast.report.loading import Fisher, Study
 from holdfast.report.measures import Summary, summary
 from holdfast.report.paper import FROBENIUS, STABLE_RANK
-from holdfast.report.tables import compared, within
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -25,6 +25,7 @@ __all__ = [
     "streamed",
 ]
 
+_NOISE = 1e-12  # eigenvalues below this share of the first are rounding
 _NAMES = {
     ("diagonal", None): "Diagonal",
     ("block_diagonal", None): "Block-diagonal (50 × 50)",
@@ -51,18 +52,17 @@ def stable_ranks(study: Study, definition: str) -> list[float]:
 
 def frobenius(study: Study) -> Table:
     """The table inside Figure 1."""
-    rows = []
+    rows: list[list[Cell]] = []
     for key, name in _NAMES.items():
         values, paper = summary(errors(study, key)), FROBENIUS[key]
         delta, error = compared(values, paper)
         rows.append(
             [
                 Cell(name, str(len(rows))),
-                plus_minus(paper.value, paper.spread) if paper else Cell(),
+                paper_cell(paper),
                 _error(values),
                 Cell(str(values.count), values.count) if values else Cell(),
-                signed(delta),
-                number(error),
+                delta_cell(delta, error),
                 within(delta, error),
             ]
         )
@@ -74,8 +74,7 @@ def frobenius(study: Study) -> Table:
             Column("Paper"),
             Column("Ours", help="Mean ± standard deviation (ddof 1)"),
             Column("Values", help="Networks, times sketches where the approximation is random"),
-            Column("Difference"),
-            Column("SE"),
+            Column("Difference (SE)"),
             Column("Within 2 SE", numeric=False),
         ],
         rows,
@@ -96,11 +95,11 @@ def ranks(study: Study) -> Table:
         rows.append(
             [
                 Cell(name, name, meaning),
-                plus_minus(paper.value, paper.spread, 2) if paper else Cell(),
-                plus_minus(values.mean, values.std, 2) if values else Cell(),
+                paper_cell(paper, 2),
+                statistics(values, 2),
                 Cell(str(values.count), values.count) if values else Cell(),
-                signed(delta, 2),
-                within(delta, error),
+                delta_cell(delta, error, 2),
+                within(delta, error, 2),
             ]
         )
     return Table(
@@ -111,7 +110,7 @@ def ranks(study: Study) -> Table:
             Column("Paper"),
             Column("Ours"),
             Column("Networks"),
-            Column("Difference"),
+            Column("Difference (SE)"),
             Column("Within 2 SE", numeric=False),
         ],
         rows,
@@ -128,9 +127,9 @@ def spectrum(study: Study) -> Figure | None:
     def draw(canvas: "Canvas") -> None:
         axes = canvas.subplots()
         for line in lines:
-            shown = line[:60]
+            shown = line[: min(60, int((line > line[0] * _NOISE).sum()))]
             axes.semilogy(
-                np.arange(1, len(shown) + 1), np.maximum(shown, 1e-16), "-", marker=".", ms=4,
+                np.arange(1, len(shown) + 1), shown, "-", marker=".", ms=4,
                 color=COLOURS["count_sketch"][0], alpha=0.75, lw=1,
             )  # fmt: skip
         axes.yaxis.set_major_formatter(lambda value, _: power(np.log10(value)))
@@ -151,8 +150,8 @@ def spectrum(study: Study) -> Figure | None:
                 draw,
             )
         ],
-        f"The 60 largest eigenvalues of the 8,770 × 8,770 empirical Fisher, one line per network "
-        f"({len(lines)}).",
+        "The largest eigenvalues of the 8,770 × 8,770 empirical Fisher, up to 60 of them, one line "
+        f"per network ({len(lines)}).",
     )
 
 
@@ -179,7 +178,7 @@ def heat_maps(study: Study) -> Figure | None:
             canvas.colorbar(image, ax=axes, shrink=0.85, pad=0.02).outline.set_visible(False)
 
         alt = f"Heat map of the {title.lower()} empirical Fisher of network {network.seed}"
-        panels.append(panel(f"fisher-{key}", alt, draw, width=4.4, height=3.8))
+        panels.append(panel(f"fisher-{key}", alt, draw, width=5.2, height=4.4))
     if not panels:
         return None
     return Figure(
@@ -195,10 +194,10 @@ def _pixels(network: Fisher) -> str:
     how = network.heat_map
     side = len(next(iter(network.pictures.values())))
     return (
-        f"Network {network.seed}, trained jointly on the first four tasks. Each of the {side} × {side} "
-        f"pixels stands for a tile of {how.get('tile', '?')} × {how.get('tile', '?')} entries: the "
-        f"{how.get('pool', '?')} in it; shown is {how.get('scale', '?')}, for both pictures on the "
-        "scale of the full matrix."
+        f"Network {network.seed}, trained jointly on the first four tasks. Each of the {side} × "
+        f"{side} pixels stands for a tile of {how.get('tile', '?')} × {how.get('tile', '?')} "
+        f"entries: the {how.get('pool', '?')} in it. Shown is: {how.get('scale', '?')}; both "
+        "pictures are on the scale of the full matrix."
     )
 
 

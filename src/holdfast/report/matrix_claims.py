@@ -20,7 +20,7 @@ RANK_50: Key = ("low_rank", 50)
 
 
 def _error_above(study: Study, _: str, key: Key) -> Finding:
-    """ "Cannot be well-approximated": more than half of the squared norm is missed."""
+    """Not well-approximated: more than half of the squared norm is missed."""
     values = summary(errors(study, key))
     if values is None:
         return not_run()
@@ -52,7 +52,7 @@ def _sketch_error(study: Study, _: str) -> Finding:
     paper = FROBENIUS[SKETCH]
     assert paper is not None
     values = summary(errors(study, SKETCH))
-    return near(values, paper.value, paper.standard_error, paper.runs, " %")
+    return near(values, paper, 1, " %")
 
 
 def _sketch_better(study: Study, _: str) -> Finding:
@@ -80,7 +80,7 @@ def _rank_50(study: Study, _: str) -> Finding:
 
 def _stable_rank(study: Study, _: str) -> Finding:
     values = summary(stable_ranks(study, "frobenius"))
-    return near(values, STABLE_RANK.value, STABLE_RANK.standard_error, STABLE_RANK.runs, "")
+    return near(values, STABLE_RANK, 2)
 
 
 def _effective_rank(study: Study, _: str) -> Finding:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from importlib import resources
 
+from holdfast.recipes import RECIPES
 from holdfast.report.blocks import Panel, Section
 from holdfast.report.figures import COLOURS, inline
 from holdfast.report.loading import Study
@@ -37,12 +38,19 @@ def render(study: Study, sections: Sequence[Section]) -> str:
     done = [run for setting in study.settings for run in setting.runs]
     return environment.get_template("page.html.j2").render(
         recipe=study.recipe,
+        about=_about(study.recipe),
         sections=sections,
         runs=len(done),
         presets=study.presets,
         style=Markup(_text("page.css").replace("/*colours*/", _colours())),
         script=Markup(_text("page.js")),
     )
+
+
+def _about(recipe: str) -> str:
+    """What the recipe says about itself, as a sentence."""
+    known = RECIPES.get(recipe)
+    return "" if known is None else f"{known.summary[:1].upper()}{known.summary[1:]}."
 
 
 def _text(name: str) -> str:
@@ -57,6 +65,7 @@ def _colours() -> str:
 
     return (
         f":root {{ {block(0)} }}\n"
-        f"@media (prefers-color-scheme: dark) {{ :root:not([data-theme=light]) {{ {block(1)} }} }}\n"
+        "@media (prefers-color-scheme: dark) {\n"
+        f"  :root:not([data-theme=light]) {{ {block(1)} }}\n}}\n"
         f":root[data-theme=dark] {{ {block(1)} }}\n"
     )

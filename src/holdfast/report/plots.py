@@ -1,6 +1,7 @@
 """The figures every study has: accuracies, differences, curves over epochs, sensitivity to λ."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -8,15 +9,15 @@ from numpy.typing import NDArray
 
 from holdfast import metrics
 from holdfast.report.blocks import Figure, Panel
+from holdfast.report.comparison import printed, strength_text
 from holdfast.report.figures import COLOURS, colour, panel, power, tidy
 from holdfast.report.loading import Study
 from holdfast.report.measures import difference, finals, summary
+from holdfast.report.pairs import PAIRS
 from holdfast.report.selection import Selection, cell
 from holdfast.report.settings import Setting, words
-from holdfast.report.tables import PAIRS, printed
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
 __all__ = ["accuracies", "curves", "differences", "sensitivity"]
@@ -42,13 +43,13 @@ def accuracies(study: Study, preset: str) -> Figure | None:
     panels = []
     for importance in _importances(settings):
         members = [s for s in settings if s.importance == importance] + baselines
-        title = f"{words(importance)}, `{preset}`".replace("`", "")
+        title = f"{words(importance)}, {preset}"
         panels.append(
             panel(
                 f"accuracy-{preset}-{importance}",
                 f"Average accuracy of {words(importance)} by approximation, preset {preset}: "
                 + "; ".join(_spoken(study, s) for s in members),
-                lambda canvas, m=members, t=title: _dots(canvas, study, m, t),
+                partial(_dots, study=study, settings=members, title=title),
                 height=0.9 + 0.36 * len(members),
             )
         )
@@ -56,7 +57,7 @@ def accuracies(study: Study, preset: str) -> Figure | None:
         f"accuracy-{preset}",
         f"Average accuracy after the last task: {preset}",
         panels,
-        "Pale dots: seeds. Dot and bar: mean and its 95 % interval. Hollow diamond: the paper's mean.",
+        "Pale dots: seeds. Dot and bar: mean and its 95 % interval. Diamond: the paper's mean.",
     )
 
 
@@ -115,7 +116,7 @@ def differences(study: Study) -> Figure | None:
                         for row in found
                         for preset, name, values in row
                     ),
-                    lambda canvas, f=found, t=words(importance): _forest(canvas, f, t),
+                    partial(_forest, rows=found, title=words(importance)),
                     height=1.3 + 0.5 * len(found),
                 )
             )
@@ -125,7 +126,8 @@ def differences(study: Study) -> Figure | None:
         "differences",
         "Differences on the same seeds",
         panels,
-        "Mean of the paired differences and its 95 % interval. Right of the line the first is better.",
+        "Mean of the paired differences and its 95 % interval. Right of the line the first method "
+        "is better.",
     )
 
 
@@ -136,9 +138,11 @@ def _short(setting: Setting) -> str:
 def _forest(
     canvas: "Canvas", rows: Sequence[Sequence[tuple[str, str, metrics.Summary]]], title: str
 ) -> None:
+    from matplotlib.lines import Line2D
+
     axes = canvas.subplots()
     axes.axvline(0, color=SOFT, lw=1)
-    seen: dict[str, object] = {}
+    seen: dict[str, Line2D] = {}
     for place, row in enumerate(rows):
         for offset, (preset, _, values) in enumerate(row):
             mark, shade = _MARKS.get(preset, ("D", COLOURS["low_rank"][0]))
@@ -157,7 +161,7 @@ def _forest(
 
 
 def curves(study: Study, preset: str) -> Figure | None:
-    """Average accuracy over the tasks seen so far after every epoch, mean and spread over seeds."""
+    """Average accuracy on the tasks seen so far after every epoch, mean and spread."""
     settings = [s for s in study.primaries if s.preset == preset]
     if not settings:
         return None
@@ -170,9 +174,7 @@ def curves(study: Study, preset: str) -> Figure | None:
                 f"curves-{preset}-{importance}",
                 f"Average accuracy on the tasks seen so far over the epochs, {words(importance)}, "
                 f"preset {preset}; at the end: " + "; ".join(_spoken(study, s) for s in members),
-                lambda canvas, m=members, t=f"{words(importance)}, {preset}": _curves(
-                    canvas, m, t
-                ),
+                partial(_curves, settings=members, title=f"{words(importance)}, {preset}"),
                 height=4.0,
             )
         )
@@ -210,7 +212,7 @@ def _curves(canvas: "Canvas", settings: Sequence[Setting], title: str) -> None:
     axes.set_ylabel("average accuracy, %")
     axes.set_title(title)
     tidy(axes)
-    canvas.legend(loc="outside lower center", ncols=4, columnspacing=1.2, handlelength=1.4)
+    canvas.legend(loc="outside lower center", ncols=3, columnspacing=1.2, handlelength=1.4)
 
 
 def _shown(ends: NDArray[np.int_]) -> NDArray[np.int_]:
@@ -235,32 +237,12 @@ def sensitivity(study: Study) -> Figure | None:
             (s for s in tuned if s.setting.importance == importance), key=lambda s: s.setting.order
         )
 
-        def draw(
-            canvas: "Canvas", members: Sequence[Selection] = members, name: str = importance
-        ) -> None:
-            axes: Axes = canvas.subplots()
-            for selection in members:
-                setting = selection.setting
-                shade = colour(setting.approximation, setting.rank)
-                x = np.log10([strength for strength, _ in selection.grid])
-                y = [values.mean for _, values in selection.grid]
-                axes.plot(x, y, "-", marker=".", color=shade, label=setting.label)
-                best = [s for s, _ in selection.grid].index(selection.chosen)
-                axes.plot(x[best], y[best], "o", ms=9, mfc="none", mec=shade, mew=1.8)
-            axes.xaxis.set_major_locator(_whole())
-            axes.xaxis.set_major_formatter(lambda value, _: power(value))
-            axes.set_xlabel("strength λ")
-            axes.set_ylabel("validation accuracy, %")
-            axes.set_title(words(name))
-            tidy(axes, grid="both")
-            canvas.legend(loc="outside lower center", ncols=3)
-
-        said = "; ".join(f"{s.setting.label} chooses {s.chosen:.3g}" for s in members)
+        said = "; ".join(f"{s.setting.label} chooses {strength_text(s.chosen)}" for s in members)
         panels.append(
             panel(
                 f"sensitivity-{importance}",
                 f"Validation accuracy over the strength for {words(importance)}: {said}",
-                draw,
+                partial(_grid, members=members, title=words(importance)),
                 height=4.0,
             )
         )
@@ -274,7 +256,22 @@ def sensitivity(study: Study) -> Figure | None:
     )
 
 
-def _whole() -> object:
+def _grid(canvas: "Canvas", members: Sequence[Selection], title: str) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    return MaxNLocator(integer=True)
+    axes = canvas.subplots()
+    for selection in members:
+        setting = selection.setting
+        shade = colour(setting.approximation, setting.rank)
+        x = np.log10([strength for strength, _ in selection.grid])
+        y = [values.mean for _, values in selection.grid]
+        axes.plot(x, y, "-", marker=".", color=shade, label=setting.label)
+        best = [strength for strength, _ in selection.grid].index(selection.chosen)
+        axes.plot(x[best], y[best], "o", ms=9, mfc="none", mec=shade, mew=1.8)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_formatter(lambda value, _: power(value))
+    axes.set_xlabel("strength λ")
+    axes.set_ylabel("validation accuracy, %")
+    axes.set_title(title)
+    tidy(axes, grid="both")
+    canvas.legend(loc="outside lower center", ncols=3)

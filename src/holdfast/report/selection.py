@@ -52,7 +52,8 @@ def selections(settings: Iterable[Setting]) -> dict[str, Selection]:
             values = summary(
                 [100 * float(np.mean(run.result.validation[-1])) for run in member.runs]
             )
-            assert member.strength is not None and values is not None
+            assert member.strength is not None
+            assert values is not None
             points.append((member.strength, values))
         chosen[key] = Selection(members[0], tuple(points))
     return chosen

@@ -125,7 +125,7 @@ class Setting:
 
     @property
     def flattened(self) -> str | None:
-        """How the original code's flattened-batch diagonal is normalised; None for a correct one."""
+        """How the original code's flattened diagonal is normalised; None for a correct one."""
         found = self.experiment.get("original_diagonal")
         return None if found is None else str(found["normalise"])
 
@@ -166,6 +166,8 @@ class Setting:
 
     def deviation(self, base: "Setting | None") -> str:
         """In words, what differs from another setting of the same method."""
+        if self.approximation is None:
+            return "all tasks so far at once" if self.mode == "joint" else "nothing is held"
         if base is None:
             return ""
         said = []
