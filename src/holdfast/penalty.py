@@ -40,17 +40,41 @@ class _Value(torch.autograd.Function):
         with full_precision(penalty.anchor.device):
             value, state = penalty._evaluate(tensors)
         ctx.save_for_backward(state)
-        ctx.penalty, ctx.dtypes = penalty, [t.dtype for t in tensors]
+        # Parameters are only named here, for a second derivative; saved, hooks would copy them.
+        ctx.penalty, ctx.tensors = penalty, tensors
         return value
 
     @staticmethod
-    @once_differentiable  # type: ignore[misc, untyped-decorator]  # untyped in torch
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (state,) = ctx.saved_tensors
-        scaled = state * (grad.to(state.dtype) * ctx.penalty.strength)
+        if torch.is_grad_enabled():  # create_graph=True: the gradient is differentiated again
+            return None, *_Gradient.apply(ctx.penalty, grad, state, *ctx.tensors)  # type: ignore[no-untyped-call]
+        return None, *ctx.penalty._scaled_product(state, grad, ctx.tensors)
+
+
+class _Gradient(torch.autograd.Function):
+    """g·λ(Ωδ + b), as a function of g and θ: linear in both."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, penalty: "Penalty", grad: Tensor, state: Tensor, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(grad, state)
+        ctx.penalty, ctx.tensors = penalty, tensors
+        return tuple(penalty._scaled_product(state, grad, tensors))
+
+    @staticmethod
+    @once_differentiable  # type: ignore[misc, untyped-decorator]  # untyped in torch
+    def backward(ctx: Any, *vectors: Tensor) -> tuple[Tensor | None, ...]:
+        grad, state = ctx.saved_tensors
+        penalty = ctx.penalty
         with full_precision(state.device):
-            pieces = ctx.penalty.space.split(ctx.penalty.matrix.product(scaled))
-        return None, *(p.to(d) for p, d in zip(pieces, ctx.dtypes, strict=True))
+            dtype = compute_dtype(penalty.anchor, *vectors)
+            v = penalty.space.flatten([vector.to(dtype) for vector in vectors])
+            slope = penalty.strength * (v @ penalty.matrix.product(state).to(dtype))
+            curvature = penalty.space.split(penalty.strength * grad * (penalty.matrix @ v))
+        pieces = (p.to(t.dtype) for p, t in zip(curvature, ctx.tensors, strict=True))
+        return None, slope.to(grad.dtype), None, *pieces
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,9 +123,8 @@ class Penalty:
         tensors = self.space.tensors(model)
         here = self._on(tensors[0].device)
         gradients = [t.grad if t.requires_grad and t.is_leaf else None for t in tensors]
-        if any(
-            g is None for g in gradients
-        ):  # frozen, not yet created, or a part of a parameter that has grown
+        # frozen, not yet created, sparse, or a part of a parameter that has grown
+        if any(g is None or g.layout is not torch.strided for g in gradients):
             gradients = _gradients(self.space.parameters(model), tensors)
         with full_precision(self.anchor.device):
             value, state = here._evaluate(tensors)
@@ -136,10 +159,20 @@ class Penalty:
                 views = [g.view(-1) for g in present]
                 self.matrix.add_product_(views, state, self.strength)
                 return
-        pieces = self.space.split(self.matrix.product(state))
+        # scaled before it is rounded: alone, neither λ nor Ωδ need be a half-precision number
+        pieces = self.space.split(self.strength * self.matrix.product(state))
         chosen = [p.to(g.dtype) for p, g in zip(pieces, gradients, strict=True) if g is not None]
         if present:
-            torch._foreach_add_(present, chosen, alpha=self.strength)
+            torch._foreach_add_(present, chosen)
+
+    def _scaled_product(
+        self, state: Tensor, grad: Tensor, tensors: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """g·λ(Ωδ + b), in the shapes and precisions of the parameters."""
+        scaled = state * (grad.to(state.dtype) * self.strength)
+        with full_precision(state.device):
+            pieces = self.space.split(self.matrix.product(scaled))
+        return [p.to(t.dtype) for p, t in zip(pieces, tensors, strict=True)]
 
     def _on(self, device: torch.device) -> "Penalty":
         """This penalty on the model's device; the copy is kept."""
@@ -210,6 +243,8 @@ def _gradients(
             continue
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
+        elif parameter.grad.layout is not torch.strided:  # the sum with a dense gradient is dense
+            parameter.grad = parameter.grad.to_dense()
         grown = tensor is not parameter
         found.append(parameter.grad[: tensor.shape[0]] if grown else parameter.grad)
     return found
