@@ -1,6 +1,7 @@
 """The command line. Everything heavy is imported by the command that needs it, so that help is instant."""
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ except ModuleNotFoundError as error:
         "the command line needs typer: pip install 'holdfast[experiments]'"
     ) from error
 
+from holdfast.cli_data import data_app
+
 __all__ = ["app", "main", "seconds"]
 
 app = typer.Typer(
@@ -26,6 +29,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
+
+app.add_typer(data_app, name="data")
 
 Settings = Annotated[
     list[str],
@@ -90,6 +95,19 @@ def reproduce(
     out: Annotated[
         Path | None, typer.Option(help="Results folder.", show_default="results/RECIPE")
     ] = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Epochs per task; the same as --set training.epochs=N."),
+    ] = None,
+    train_size: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Learn from so many images; the same as --set stream.train_size=N."
+        ),
+    ] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="The folder of all data sets; see holdfast data.")
+    ] = None,
     settings: Settings = [],  # noqa: B006  # typer makes a new list for every call
 ) -> None:
     """Run a study of the paper and write its report.
@@ -109,9 +127,14 @@ def reproduce(
 
         chosen = lookup("recipe", RECIPES, recipe)
         presets = chosen.choose_presets(preset or ("all" if smoke else "paper"))
+        settings = [*_sizes(epochs, train_size), *settings]
+        if data_dir is not None:
+            os.environ["HOLDFAST_DATA"] = str(data_dir)  # for the worker processes, too
         request = Request(presets, 1 if smoke else seeds, smoke, extras, tuple(settings))
-        for name in request.presets:  # a wrong setting is refused before anything runs
-            request.adjust(chosen.example(name, smoke))
+        for (
+            name
+        ) in request.presets:  # wrong settings and missing data are said before anything runs
+            request.adjust(chosen.example(name, smoke)).stream.tasks(0)
         folder = out or Path("results") / (f"{recipe}-smoke" if smoke else recipe)
         budget = None if time_budget is None else seconds(time_budget)
         with _writing(folder):
@@ -265,6 +288,12 @@ def list_known() -> None:
             console.print(tree, highlight=False)
 
 
+def _sizes(epochs: int | None, train_size: int | None) -> list[str]:
+    """The options that scale a study, as settings: they are part of an experiment's identity."""
+    settings = [] if epochs is None else [f"training.epochs={epochs}"]
+    return settings if train_size is None else [*settings, f"stream.train_size={train_size}"]
+
+
 def _experiment(source: str, preset: str) -> Any:
     """The experiment named on the command line."""
     from holdfast.configuration import lookup
@@ -330,8 +359,6 @@ def _nested(value: Any) -> bool:
 
 def _cores() -> int:
     """The cores this process may use."""
-    import os
-
     return (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )

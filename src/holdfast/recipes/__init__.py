@@ -2,9 +2,13 @@
 
 from collections.abc import Mapping
 
+from holdfast.recipes.permuted_mnist import PermutedMNISTRecipe
 from holdfast.recipes.recipe import Recipe, Request, Score
 from holdfast.recipes.toy import ToyRecipe
 
 __all__ = ["RECIPES", "Recipe", "Request", "Score"]
 
-RECIPES: Mapping[str, Recipe] = {"toy": ToyRecipe()}
+RECIPES: Mapping[str, Recipe] = {
+    "toy": ToyRecipe(),
+    "permuted-mnist": PermutedMNISTRecipe(),
+}

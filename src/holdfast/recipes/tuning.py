@@ -28,7 +28,7 @@ class Tuning:
 
     Attributes:
         method: An experiment whose strength and seed are replaced.
-        grid: Exponents to begin with.
+        grid: Exponents to begin with, at equal steps of 1 or 2.
         seeds: Seeds of the search.
         widest: The lowest and the highest exponent to which the grid may grow.
     """
@@ -54,17 +54,18 @@ class Tuning:
     def _exponents(self, score: Score) -> range:
         """The grid, two values wider on the side where its best lies at the edge, as often as needed."""
         first, last = self.grid[0], self.grid[-1]
+        step = self.grid[1] - first if len(self.grid) > 1 else 1
         while True:
-            scores = self._scores(range(first, last + 1), score)
+            scores = self._scores(range(first, last + 1, step), score)
             if scores is None:
-                return range(first, last + 1)
+                return range(first, last + 1, step)
             best = _best(scores)
             if best == first and first > self.widest[0]:
                 first -= 2
             elif best == last and last < self.widest[1]:
                 last += 2
             else:
-                return range(first, last + 1)
+                return range(first, last + 1, step)
 
     def _scores(self, exponents: Sequence[int], score: Score) -> dict[int, float] | None:
         """The mean score of every exponent, or None if a run is missing."""

@@ -1,0 +1,47 @@
+"""From cells of a table to the runs they need: first the search for a strength, then the seeds."""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from holdfast.experiment import Experiment
+from holdfast.recipes.recipe import Score
+from holdfast.recipes.tuning import Tuning
+
+__all__ = ["Cell", "plan"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One method of a study.
+
+    Attributes:
+        experiment: What is reported, with any seed.
+        tuning: The search that decides its strength; ``None`` takes it as it is.
+    """
+
+    experiment: Experiment
+    tuning: Tuning | None = None
+
+    def searches(self, score: Score) -> list[Experiment]:
+        """The runs of the search, as far as they can be named now."""
+        return [] if self.tuning is None else self.tuning.experiments(score)
+
+    def reported(self, score: Score) -> Experiment | None:
+        """The experiment with its strength, or None while that is being searched for."""
+        if self.tuning is None:
+            return self.experiment
+        strength = self.tuning.chosen(score)
+        if strength is None:
+            return None
+        assert self.experiment.regularizer is not None
+        regularizer = dataclasses.replace(self.experiment.regularizer, strength=strength)
+        return dataclasses.replace(self.experiment, regularizer=regularizer)
+
+
+def plan(cells: Iterable[Cell], seeds: Sequence[int], score: Score) -> list[Experiment]:
+    """The runs of some cells: all searches, then every cell seed by seed; nothing is named twice."""
+    cells = list(cells)
+    wanted = [run for cell in cells for run in cell.searches(score)]
+    ready = [found for cell in cells if (found := cell.reported(score)) is not None]
+    wanted += [dataclasses.replace(found, seed=seed) for seed in seeds for found in ready]
+    return list({run.id: run for run in wanted}.values())
