@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from holdfast import batches
 from holdfast.importance import Importance, Loss
 from holdfast.parameters import ParameterSpace
+from holdfast.squares import Squares
 
 __all__ = ["Gradients", "VectorisationWarning"]
 
@@ -70,6 +71,7 @@ class Gradients:
             "dtype": torch.float64 if double else torch.float32,
         }
         self._vectorised = True
+        self.squares = Squares(self, model, self._parameters)
         for name, parameter in zip(space.names, self._parameters, strict=True):
             if not bool(parameter.isfinite().all()):
                 raise ValueError(
@@ -162,6 +164,10 @@ class Gradients:
         for view, parameter in zip(self.space.split(out), self._parameters, strict=True):
             if parameter.grad is not None:
                 view += parameter.grad
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop the gradients of a backward pass."""
         for parameter in self._all:
             parameter.grad = None
 
@@ -172,16 +178,20 @@ class Gradients:
         which: Tensor,
         uniforms: Tensor,
         examples: Tensor,
+        chosen: Sequence[int] | None = None,
     ) -> Iterator[Tensor]:
-        """The rows of a cuttable batch as matrices (b, m)."""
+        """The rows of a cuttable batch as matrices (b, m), or of ``chosen`` parameters only."""
         width = self.space.dim * torch.empty(0, **self.like).element_size()
         size = max(1, ROW_BYTES // (3 * width))  # gradients per parameter, their join, one spare
         for first in range(0, len(which), size):
             part = slice(first, first + size)
             chunk = ([leaf[part] for leaf in leaves], which[part], uniforms[part], examples[part])
-            block = self._vector_rows(template, *chunk) if self._vectorised else None
+            block = self._vector_rows(template, *chunk, chosen) if self._vectorised else None
             if block is None:
-                block = self._single_rows(template, *chunk)
+                block = self.single_rows(template, *chunk)
+                if chosen is not None:
+                    pieces = torch.split(block, list(self.space.sizes), 1)
+                    block = torch.cat([pieces[i] for i in chosen], 1)
             bad = ~block.isfinite().all(1)
             if bool(bad.any()):
                 where = int(bad.nonzero()[0])
@@ -198,6 +208,7 @@ class Gradients:
         which: Tensor,
         uniforms: Tensor,
         examples: Tensor,
+        chosen: Sequence[int] | None,
     ) -> Tensor | None:
         def potential(
             held: dict[str, Tensor], leaves: Sequence[Tensor], which: Tensor, uniform: Tensor
@@ -207,16 +218,19 @@ class Gradients:
             values = self._values(outputs, batch, uniform.unsqueeze(0))
             return values[0].gather(0, which.reshape(1)).squeeze(0)
 
-        held = {n: p.detach() for n, p in zip(self._names, self._parameters, strict=True)}
+        chosen = range(len(self._names)) if chosen is None else chosen
+        held = {self._names[i]: self._parameters[i].detach() for i in chosen}
         try:
-            with sdpa_kernel(SDPBackend.MATH):  # the fused attention kernels have no batching rule
+            # the fused attention kernels have no batching rule; parameters that are not asked for
+            # must not bring a graph of their own
+            with sdpa_kernel(SDPBackend.MATH), torch.no_grad():
                 found, values = vmap(grad_and_value(potential), in_dims=(None, 0, 0, 0))(
                     held, list(leaves), which, uniforms
                 )
         except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
             # Whatever is wrong with the caller's functions shows again, unvectorised, one by one.
             first = [leaf[:1] for leaf in leaves]
-            self._single_rows(template, first, which[:1], uniforms[:1], examples[:1])
+            self.single_rows(template, first, which[:1], uniforms[:1], examples[:1])
             reason = str(error).strip().splitlines()
             warnings.warn(
                 "per-example gradients cannot be vectorised for this model, so there is one "
@@ -227,10 +241,10 @@ class Gradients:
             self._vectorised = False
             return None
         self._finite(values.unsqueeze(1), examples)
-        rows = [found[name].reshape(len(which), -1) for name in self._names]
+        rows = [found[name].reshape(len(which), -1) for name in held]
         return torch.cat(rows, 1).to(self.like["dtype"])
 
-    def _single_rows(
+    def single_rows(
         self,
         template: Any,
         leaves: Sequence[Tensor],
@@ -238,6 +252,7 @@ class Gradients:
         uniforms: Tensor,
         examples: Tensor,
     ) -> Tensor:
+        """The rows from one backward pass each."""
         out = torch.zeros(len(which), self.space.dim, **self.like)
         for i, row in enumerate(out):
             one = slice(i, i + 1)

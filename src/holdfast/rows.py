@@ -108,6 +108,9 @@ class ExampleRows(RowBatch):
         chosen = values.gather(1, which.unsqueeze(1)).squeeze(1)
         self._gradients.add_gradient_(out, chosen @ signs.to(chosen))
 
+    def add_squared_sum_(self, out: Tensor) -> None:
+        self._gradients.squares.add_(out, self._template, self._columns, self._examples)
+
     @property
     def columns(self) -> list[Tensor]:
         return self._columns

@@ -1,0 +1,213 @@
+r"""Σᵢ wᵢ∘wᵢ of a batch: from the layers where they can be read, from written-out rows elsewhere.
+
+One forward and one backward pass serve every layer of :mod:`holdfast.layers` that is called once, with one
+leading entry per example, and shares no parameter. Whether that is so is not believed but seen: a few
+examples go both ways first, and only layers whose numbers agree are read from then on.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from holdfast import batches
+from holdfast.layers import RULES
+
+if TYPE_CHECKING:
+    from holdfast.gradients import Gradients
+
+__all__ = ["Squares"]
+
+_PROBES = 4  # examples that go both ways
+_ATTEMPTS = 3  # batches on which a layer may prove itself: gradients of single examples can vanish
+_AGREE = 1e-3  # relative to the largest entry; rounding is far below, a wrong reading far above
+
+Columns = Sequence[Tensor]
+
+
+class _Site:
+    """One layer, and what passed through it."""
+
+    def __init__(self, layer: nn.Module, positions: dict[str, int]) -> None:
+        self.layer, self.positions, self.rule = layer, positions, RULES[type(layer)]
+        self.certain = False
+        self.reset()
+
+    def reset(self) -> None:
+        self.calls, self.inputs, self.gradient = 0, None, None
+        self.plain = True
+
+    inputs: Tensor | None
+    gradient: Tensor | None
+
+    def watch(self, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> Tensor | None:
+        """Called after the layer; returns an output that takes part in the backward pass."""
+        self.calls += 1
+        self.plain = self.plain and len(args) == 1 and not kwargs and torch.is_grad_enabled()
+        if self.calls > 1 or not self.plain or not isinstance(output, Tensor):
+            return None
+        self.inputs = args[0].detach()
+        replaced = None
+        if not output.requires_grad:  # the weight is quiet and nothing before it is held
+            output = replaced = output + output.new_zeros((), requires_grad=True)
+        output.register_hook(self.keep)
+        return replaced
+
+    def keep(self, gradient: Tensor) -> None:
+        self.gradient = gradient.detach()
+
+    def readable(self, count: int) -> bool:
+        """Whether exactly one call with one leading entry per example was seen."""
+        x, g = self.inputs, self.gradient
+        if self.calls != 1 or not self.plain or x is None:
+            return False
+        if g is None:
+            return True  # the outputs do not depend on it: zero
+        if x.dim() == 0 or g.dim() == 0 or len(x) != count or len(g) != count:
+            return False
+        finite = bool(g.sum().isfinite()) and bool(x.sum().isfinite())
+        return finite and self.rule.fits(self.layer, x, g)
+
+    def add_(self, pieces: Sequence[Tensor]) -> None:
+        x, g = self.inputs, self.gradient
+        if x is None or g is None:
+            return
+        into = {name: pieces[at] for name, at in self.positions.items()}
+        dtype = next(iter(into.values())).dtype
+        x = x.to(dtype) if x.is_floating_point() else x
+        self.rule.add(self.layer, x, g.to(dtype), into)
+
+
+class Squares:
+    """The diagonal of a batch of rows, added to a vector.
+
+    Args:
+        gradients: The network, and the general road to its rows.
+        model: The network itself.
+        parameters: The held parameters, in flat order.
+    """
+
+    def __init__(
+        self, gradients: "Gradients", model: nn.Module, parameters: Sequence[nn.Parameter]
+    ) -> None:
+        self._gradients, self._parameters = gradients, parameters
+        self._sites, self._tries = _sites(model, parameters), 0
+
+    def add_(self, out: Tensor, template: Any, columns: Columns, examples: Tensor) -> None:
+        r"""Add :math:`\sum_i w_i \circ w_i` to the flat vector ``out``."""
+        if any(not site.certain for site in self._sites) and len(examples) > 1:
+            self._prove(template, columns, examples)
+        done = self._read(out, template, columns, examples)
+        rest = [i for i in range(len(self._parameters)) if i not in done]
+        if not rest:
+            return
+        *leaves, which, uniforms = columns
+        pieces = self._gradients.space.split(out)
+        blocks = self._gradients.rows(template, leaves, which, uniforms, examples, rest)
+        for block in blocks:
+            squares = block.square_().sum(0)
+            sizes = [self._gradients.space.sizes[i] for i in rest]
+            for i, piece in zip(rest, torch.split(squares, sizes), strict=True):
+                pieces[i] += piece.view_as(pieces[i])
+
+    def _read(self, out: Tensor, template: Any, columns: Columns, examples: Tensor) -> set[int]:
+        """Add what the layers tell; returns the positions of the parameters that are done."""
+        sites = [site for site in self._sites if site.certain]
+        if not sites:
+            return set()
+        self._pass(sites, template, columns, examples)
+        pieces, done = self._gradients.space.split(out), set()
+        for site in sites:
+            if site.readable(len(examples)):
+                site.add_(pieces)
+                done |= set(site.positions.values())
+            site.reset()
+        return done
+
+    def _pass(
+        self, sites: Sequence[_Site], template: Any, columns: Columns, examples: Tensor
+    ) -> None:
+        """One forward and backward pass of all examples; the sites keep what they see."""
+        *leaves, which, uniforms = columns
+        with _watched(sites, self._parameters):
+            batch = batches.rebuild(template, leaves)
+            values = self._gradients.potentials(batch, uniforms, examples)
+            scalar = values.gather(1, which.unsqueeze(1)).sum()
+            if scalar.requires_grad:
+                scalar.backward()  # type: ignore[no-untyped-call]
+        self._gradients.forget()
+
+    def _prove(self, template: Any, columns: Columns, examples: Tensor) -> None:
+        """Let a few examples go both ways; only layers that agree are read from now on."""
+        self._tries += 1
+        *leaves, which, uniforms = columns
+        with torch.no_grad():  # examples that are fitted perfectly have no gradient to compare
+            values = self._gradients.potentials(
+                batches.rebuild(template, leaves), uniforms, examples
+            )
+            values = values.gather(1, which.unsqueeze(1)).squeeze(1)
+            pick = values.abs().topk(min(_PROBES, len(values))).indices.sort().values
+        few = [column[pick] for column in columns]
+        some = examples[pick.cpu()]
+        like, dim = self._gradients.like, self._gradients.space.dim
+        expected = torch.zeros(dim, **like)
+        rows = self._gradients.single_rows(template, few[:-2], few[-2], few[-1], some)
+        expected += rows.square_().sum(0)
+        open_sites = [site for site in self._sites if not site.certain]
+        self._pass(open_sites, template, few, some)
+        found = torch.zeros(dim, **like)
+        pieces, truth = self._gradients.space.split(found), self._gradients.space.split(expected)
+        for site in open_sites:
+            if site.readable(len(some)):
+                site.add_(pieces)
+                site.certain = all(_agree(pieces[i], truth[i]) for i in site.positions.values())
+            site.reset()
+        if self._tries == _ATTEMPTS:
+            self._sites = [site for site in self._sites if site.certain]
+
+
+def _agree(found: Tensor, expected: Tensor) -> bool:
+    return bool((found - expected).abs().amax() <= _AGREE * expected.abs().amax())
+
+
+def _sites(model: nn.Module, parameters: Sequence[nn.Parameter]) -> list[_Site]:
+    """The layers of known kinds whose held parameters belong to nobody else."""
+    place = {id(p): i for i, p in enumerate(parameters)}
+    owners: dict[int, int] = {}
+    for module in model.modules():
+        for p in module._parameters.values():
+            if p is not None:
+                owners[id(p)] = owners.get(id(p), 0) + 1
+    sites = []
+    for module in model.modules():
+        mine = {n: p for n, p in module._parameters.items() if p is not None}
+        held = {n: place[id(p)] for n, p in mine.items() if id(p) in place}
+        known = type(module) in RULES and set(mine) <= {"weight", "bias"}
+        if held and known and all(owners[id(p)] == 1 for p in mine.values()):
+            sites.append(_Site(module, held))
+    return sites
+
+
+@contextlib.contextmanager
+def _watched(sites: Sequence[_Site], parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Hooks in place, and no gradients of large weights, which nobody would read."""
+    quiet = [
+        parameters[site.positions[name]]
+        for site in sites
+        for name in site.rule.quiet
+        if name in site.positions
+    ]
+    handles = []
+    try:
+        for site in sites:
+            handles.append(site.layer.register_forward_hook(site.watch, with_kwargs=True))
+        for parameter in quiet:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter in quiet:
+            parameter.requires_grad_(True)
+        for handle in handles:
+            handle.remove()
