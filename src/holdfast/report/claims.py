@@ -109,7 +109,7 @@ def table(
         [
             Column("Claim", numeric=False),
             *heads,
-            Column("Paper", numeric=False),
+            Column("Printed", numeric=False),
             Column("Source", numeric=False),
         ],
         rows,

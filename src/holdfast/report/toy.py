@@ -59,7 +59,7 @@ def _main_sentence(study: Study) -> str:
     if not total or yes == no == 0:
         return (
             f"Whether the sketch beats the diagonal is undecided in all {total} comparisons "
-            f"({len(study.presets)} presets, EWC and MAS)."
+            "(presets × EWC and MAS)."
         )
     return (
         f"The sketch beats the diagonal in {yes} of {total} comparisons (presets × EWC and MAS) "
