@@ -16,6 +16,7 @@ from holdfast.rows import RowBatch
 __all__ = ["LowRank", "rotate"]
 
 _LEAST_BUFFER = 32  # rows between two eigendecompositions, however small the rank
+_COLUMNS = 2**13  # columns at a time: a few dozen rows of them stay in a cache
 
 
 def rotate(
@@ -30,17 +31,31 @@ def rotate(
     F = matrix.factor
     if len(F) <= keep:
         return matrix, offset
-    values, vectors = torch.linalg.eigh(matrix.gram())
-    order = values.argsort(descending=True)
-    values, vectors = values[order].clamp(min=0), vectors[:, order]
-    U = vectors[:, :keep]
-    if shrink:
-        kept = (1 - values[keep] / values[:keep].clamp(min=torch.finfo(values.dtype).tiny)).clamp(
-            min=0
-        )
-        U = U * kept.sqrt()
+    U, _ = _leading(matrix.gram(), keep, shrink)
     U = U.to(F.dtype)
     return FactoredMatrix(U.T @ F), tuple(U.T @ e.to(U.dtype) for e in offset)
+
+
+def _leading(gram: Tensor, keep: int, shrink: bool) -> tuple[Tensor, Tensor]:
+    """The rotation U to the leading ``keep`` rows, and the squared lengths these will have."""
+    values, vectors = torch.linalg.eigh(gram)
+    order = values.argsort(descending=True)
+    values, vectors = values[order].clamp(min=0), vectors[:, order]
+    U, lengths = vectors[:, :keep], values[:keep]
+    if shrink:
+        least = torch.finfo(values.dtype).tiny
+        kept = (1 - values[keep] / lengths.clamp(min=least)).clamp(min=0)
+        U, lengths = U * kept.sqrt(), lengths * kept
+    return U, lengths
+
+
+def _products(A: Tensor, B: Tensor) -> Tensor:
+    """A Bᵀ in float64; the products of a few columns are summed in the precision of the rows."""
+    out = torch.zeros(len(A), len(B), dtype=torch.float64, device=A.device)
+    for first in range(0, A.shape[1], _COLUMNS):
+        part = slice(first, first + _COLUMNS)
+        out += A[:, part] @ B[:, part].T
+    return out
 
 
 class _State:
@@ -49,7 +64,9 @@ class _State:
     def __init__(self, recipe: "LowRank", setting: Setting) -> None:
         self.recipe, self.setting = recipe, setting
         self.hash = SketchHash.draw(1, setting.draw.generator("groups"))
-        self.basis: Tensor = setting.zeros(0, setting.dim)
+        self.basis = setting.zeros(recipe.rank, setting.dim)
+        self.kept = 0  # rows of the basis that are in use
+        self.gram: Tensor | None = None  # of those rows, where it is known
         self.buffer = setting.zeros(max(recipe.rank, _LEAST_BUFFER), setting.dim)
         self.filled = 0  # complete rows in the buffer
         self.pending = 0  # rows already summed into the next one
@@ -64,10 +81,24 @@ class _State:
             self.truncate()
 
     def truncate(self) -> None:
-        recipe = self.recipe
-        rows = torch.cat([self.basis, self.buffer[: self.filled]])
-        self.basis = rotate(FactoredMatrix(rows), (), recipe.rank, recipe.shrink)[0].factor
-        self.buffer.zero_()
+        """Take the buffer into the basis: in place, a few columns at a time."""
+        recipe, old, new = self.recipe, self.basis[: self.kept], self.buffer[: self.filled]
+        count = self.kept + self.filled
+        if count <= recipe.rank:
+            self.basis[self.kept : count] = new
+            self.kept, self.gram = count, None
+        else:
+            cross, below = _products(old, new), _products(new, new)
+            above = _products(old, old) if self.gram is None else self.gram
+            whole = torch.cat([torch.cat([above, cross], 1), torch.cat([cross.T, below], 1)])
+            U, lengths = _leading(whole, recipe.rank, recipe.shrink)
+            up, down = torch.split(U.T.to(old.dtype), [self.kept, self.filled], 1)
+            for first in range(0, self.setting.dim, _COLUMNS):
+                part = slice(first, first + _COLUMNS)
+                self.basis[:, part] = torch.addmm(up @ old[:, part], down, new[:, part])
+            # the rotated rows are orthogonal: only products with new rows are ever needed again
+            self.kept, self.gram = recipe.rank, torch.diag(lengths)
+        new.zero_()
         self.filled = 0
 
     def sum(self, _: int, rows: RowBatch, signs: Tensor) -> None:
@@ -160,11 +191,12 @@ class LowRank(Approximation):
             state.push()
         if state.filled:
             state.truncate()
-        return FactoredMatrix(state.basis)
+        whole = state.kept == len(state.basis)
+        return FactoredMatrix(state.basis if whole else state.basis[: state.kept].clone())
 
     def nbytes(self, setting: Setting) -> int:
-        # basis and buffer, and their stack while it is rotated
-        return setting.nbytes(2 * (self.rank + max(self.rank, _LEAST_BUFFER)) * setting.dim)
+        # basis and buffer; the rotation is in place
+        return setting.nbytes((self.rank + max(self.rank, _LEAST_BUFFER)) * setting.dim)
 
     def add(self, old: PSDMatrix, offset: Offset, new: PSDMatrix) -> tuple[PSDMatrix, Offset]:
         assert isinstance(old, FactoredMatrix)
