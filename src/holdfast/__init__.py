@@ -4,34 +4,38 @@
 >>> regularizer = hf.Regularizer(hf.EWC(), hf.CountSketch(size=50), strength=1e3)
 """
 
+import importlib
 from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
-from holdfast import losses
-from holdfast.analysis import frobenius_error, spectrum, stable_rank
-from holdfast.approximation import (
-    APPROXIMATIONS,
-    Approximation,
-    BlockDiagonal,
-    CountSketch,
-    Diagonal,
-    Full,
-    LowRank,
-    Setting,
-)
-from holdfast.diagnosis import Diagnosis, diagnose
-from holdfast.history import HISTORIES, History, Mean, MovingAverage, Sum
-from holdfast.importance import EWC, IMPORTANCES, MAS, SCP, Custom, Importance
-from holdfast.matrices import (
-    BlockDiagonalMatrix,
-    DenseMatrix,
-    DiagonalMatrix,
-    FactoredMatrix,
-    PSDMatrix,
-)
-from holdfast.parameters import ParameterSpace
-from holdfast.penalty import Penalty, TaskRecord
-from holdfast.regularizer import ImportanceWarning, Regularizer
-from holdfast.rows import RowBatch
+if TYPE_CHECKING:
+    from holdfast import losses
+    from holdfast.analysis import frobenius_error, spectrum, stable_rank
+    from holdfast.approximation import (
+        APPROXIMATIONS,
+        Approximation,
+        BlockDiagonal,
+        CountSketch,
+        Diagonal,
+        Full,
+        LowRank,
+        Setting,
+    )
+    from holdfast.diagnosis import Diagnosis, diagnose
+    from holdfast.history import HISTORIES, History, Mean, MovingAverage, Sum
+    from holdfast.importance import EWC, IMPORTANCES, MAS, SCP, Custom, Importance
+    from holdfast.matrices import (
+        BlockDiagonalMatrix,
+        DenseMatrix,
+        DiagonalMatrix,
+        FactoredMatrix,
+        PSDMatrix,
+    )
+    from holdfast.parameters import ParameterSpace
+    from holdfast.penalty import Penalty, TaskRecord
+    from holdfast.regularizer import ImportanceWarning, Regularizer
+    from holdfast.rows import RowBatch
+
 
 __version__ = version("holdfast")
 
@@ -73,3 +77,57 @@ __all__ = [
     "spectrum",
     "stable_rank",
 ]
+
+# Where each name lives. They are imported on first use, so that the command line, which needs none of
+# them to show its help, does not wait for torch.
+_HOMES = {
+    "frobenius_error": "holdfast.analysis",
+    "spectrum": "holdfast.analysis",
+    "stable_rank": "holdfast.analysis",
+    "APPROXIMATIONS": "holdfast.approximation",
+    "Approximation": "holdfast.approximation",
+    "BlockDiagonal": "holdfast.approximation",
+    "CountSketch": "holdfast.approximation",
+    "Diagonal": "holdfast.approximation",
+    "Full": "holdfast.approximation",
+    "LowRank": "holdfast.approximation",
+    "Setting": "holdfast.approximation",
+    "Diagnosis": "holdfast.diagnosis",
+    "diagnose": "holdfast.diagnosis",
+    "HISTORIES": "holdfast.history",
+    "History": "holdfast.history",
+    "Mean": "holdfast.history",
+    "MovingAverage": "holdfast.history",
+    "Sum": "holdfast.history",
+    "EWC": "holdfast.importance",
+    "IMPORTANCES": "holdfast.importance",
+    "MAS": "holdfast.importance",
+    "SCP": "holdfast.importance",
+    "Custom": "holdfast.importance",
+    "Importance": "holdfast.importance",
+    "BlockDiagonalMatrix": "holdfast.matrices",
+    "DenseMatrix": "holdfast.matrices",
+    "DiagonalMatrix": "holdfast.matrices",
+    "FactoredMatrix": "holdfast.matrices",
+    "PSDMatrix": "holdfast.matrices",
+    "ParameterSpace": "holdfast.parameters",
+    "Penalty": "holdfast.penalty",
+    "TaskRecord": "holdfast.penalty",
+    "ImportanceWarning": "holdfast.regularizer",
+    "Regularizer": "holdfast.regularizer",
+    "RowBatch": "holdfast.rows",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "losses":
+        return importlib.import_module("holdfast.losses")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
