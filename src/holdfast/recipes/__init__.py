@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from holdfast.recipes.cifar100 import CIFAR100Recipe
 from holdfast.recipes.permuted_mnist import PermutedMNISTRecipe
 from holdfast.recipes.recipe import Recipe, Request, Score
 from holdfast.recipes.toy import ToyRecipe
@@ -11,4 +12,5 @@ __all__ = ["RECIPES", "Recipe", "Request", "Score"]
 RECIPES: Mapping[str, Recipe] = {
     "toy": ToyRecipe(),
     "permuted-mnist": PermutedMNISTRecipe(),
+    "cifar100": CIFAR100Recipe(),
 }

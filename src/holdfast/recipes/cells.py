@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from holdfast.experiment import Experiment
-from holdfast.recipes.recipe import Score
+from holdfast.recipes.recipe import Request, Score
 from holdfast.recipes.tuning import Tuning
 
 __all__ = ["Cell", "plan"]
@@ -21,6 +21,13 @@ class Cell:
 
     experiment: Experiment
     tuning: Tuning | None = None
+
+    def adjusted(self, request: Request) -> "Cell":
+        """The cell with the requested settings, in its search as well."""
+        tuning = self.tuning
+        if tuning is not None:
+            tuning = dataclasses.replace(tuning, method=request.adjust(tuning.method))
+        return Cell(request.adjust(self.experiment), tuning)
 
     def searches(self, score: Score) -> list[Experiment]:
         """The runs of the search, as far as they can be named now."""

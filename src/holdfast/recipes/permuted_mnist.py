@@ -90,15 +90,7 @@ def _groups(preset: str, request: Request) -> Iterator[list[Cell]]:
         "twenty-tasks": _twenty_tasks,
     }[preset]
     for group in make(request.smoke):
-        yield [_adjusted(cell, request) for cell in group]
-
-
-def _adjusted(cell: Cell, request: Request) -> Cell:
-    """The cell with the requested settings, in its search as well."""
-    tuning = cell.tuning
-    if tuning is not None:
-        tuning = dataclasses.replace(tuning, method=request.adjust(tuning.method))
-    return Cell(request.adjust(cell.experiment), tuning)
+        yield [cell.adjusted(request) for cell in group]
 
 
 def _original_code(smoke: bool) -> Iterator[list[Cell]]:
