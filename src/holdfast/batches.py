@@ -102,7 +102,10 @@ def move(batch: Any, device: torch.device) -> Any:
         return type(batch)(*(move(v, device) for v in batch))
     if isinstance(batch, list | tuple):
         return type(batch)(move(v, device) for v in batch)
-    return batch.to(device) if isinstance(batch, Tensor) else batch
+    if not isinstance(batch, Tensor):
+        return batch
+    moved = batch.to(device)
+    return moved.clone() if moved.is_inference() else moved  # those cannot take part in a backward
 
 
 def cut(batch: Any, index: Tensor | slice) -> Any:

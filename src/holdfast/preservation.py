@@ -2,13 +2,21 @@
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import nn
 
-__all__ = ["preserved"]
+__all__ = ["neutral", "preserved"]
+
+
+@contextlib.contextmanager
+def neutral(device: torch.device) -> Iterator[None]:
+    """Outside ``inference_mode`` and autocast, whatever the caller is in."""
+    with torch.inference_mode(False), torch.autocast(device.type, enabled=False):
+        yield
 
 
 @contextlib.contextmanager
@@ -16,18 +24,20 @@ def preserved(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Evaluation mode with gradients on; afterwards everything is as it was.
 
     Modes, buffers, ``.grad`` and the state of every global random generator are restored, also when
-    the body raises. Inside, autocast is off: rows do not depend on the caller's precision context.
+    the body raises. Inside, autocast is off (rows do not depend on the caller's precision context) and
+    so are hooks on parameters: an optimiser that steps inside ``backward`` would train on what is only
+    looked at, and a mask would be seen by some approximations and not by others.
     """
     modes = [(module, module.training) for module in model.modules()]
     grads = [(parameter, parameter.grad) for parameter in model.parameters()]
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  # others draw from it
     devices = [device] if device.type == "cuda" else []
     with (
         torch.random.fork_rng(devices=devices),
-        torch.inference_mode(False),
+        neutral(device),
         torch.enable_grad(),
-        torch.autocast(device.type, enabled=False),
+        _buffers_restored(model),
+        _without_hooks([parameter for parameter, _ in grads]),
     ):
         try:
             model.eval()
@@ -39,9 +49,40 @@ def preserved(model: nn.Module, device: torch.device) -> Iterator[None]:
                 module.training = mode
             for parameter, grad in grads:
                 parameter.grad = grad
-            with torch.no_grad():
-                for buffer, before in buffers:
-                    if not torch.equal(buffer, before):
-                        buffer.copy_(before)
             random.setstate(python)
             np.random.set_state(numpy)  # noqa: NPY002
+
+
+@contextlib.contextmanager
+def _buffers_restored(model: nn.Module) -> Iterator[None]:
+    """Afterwards every module has the buffers it had, the same tensors with the same contents."""
+    registered = [(module, dict(module._buffers)) for module in model.modules()]
+    contents = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        for module, buffers in registered:  # a forward pass may assign or register others
+            module._buffers.clear()
+            module._buffers.update(buffers)
+        with torch.no_grad():
+            for buffer, before in contents:
+                if not torch.equal(buffer, before):
+                    buffer.copy_(before)
+
+
+@contextlib.contextmanager
+def _without_hooks(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """No hook that was registered on a parameter runs inside."""
+    hooked = [
+        (parameter, name, hooks)
+        for parameter in parameters
+        for name in ("_backward_hooks", "_post_accumulate_grad_hooks")
+        if (hooks := getattr(parameter, name))
+    ]
+    try:
+        for parameter, name, _ in hooked:
+            setattr(parameter, name, OrderedDict())  # None would leave the second kind in place
+        yield
+    finally:
+        for parameter, name, hooks in hooked:
+            setattr(parameter, name, hooks)

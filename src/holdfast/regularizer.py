@@ -20,7 +20,7 @@ from holdfast.importance import Importance, Loss
 from holdfast.matrices import Offset, PSDMatrix
 from holdfast.parameters import ParameterSpace, unwrap
 from holdfast.penalty import Penalty, TaskRecord, _check_strength
-from holdfast.preservation import preserved
+from holdfast.preservation import neutral, preserved
 from holdfast.progress import track
 from holdfast.rows import Rows
 
@@ -153,6 +153,12 @@ class Regularizer:
         """
         self._check_previous(previous)
         self._check_hashes(previous, record.hash_ids)
+        with neutral(matrix.device), torch.no_grad():
+            return self._extended(previous, model, matrix, record)
+
+    def _extended(
+        self, previous: Penalty | None, model: nn.Module, matrix: PSDMatrix, record: TaskRecord
+    ) -> Penalty:
         space = ParameterSpace.of(model, self.include, self.exclude)
         _report(matrix, space)
         held = [t.detach() for t in space.tensors(model)]
