@@ -103,7 +103,8 @@ def _draw(
             for blobs in BLOBS[: task + 1]:
                 for blob, lines in zip(blobs, (solid, dashed), strict=True):
                     lines.append(_ellipse(blob, window, (left, top), (across, high)))
-    axes.imshow(mosaic, cmap="RdBu_r", vmin=-0.15, vmax=1.15, interpolation="none")
+    # half of the range only: pale enough to see the blobs on top
+    axes.imshow(mosaic, cmap="RdBu_r", vmin=-0.5, vmax=1.5, interpolation="none")
     axes.add_collection(LineCollection(solid, colors=_OUTLINE, linewidths=0.7))
     axes.add_collection(LineCollection(dashed, colors=_OUTLINE, linewidths=0.7, linestyles="--"))
     rows = [f"task {task + 1}" for task in range(tasks)]

@@ -2,7 +2,7 @@
 
 import math
 
-from holdfast.report.blocks import Cell, plus_minus, signed, size
+from holdfast.report.blocks import Cell, Tone, plus_minus, signed, size
 from holdfast.report.loading import Study
 from holdfast.report.measures import Summary, standard_error
 from holdfast.report.paper import Printed
@@ -40,16 +40,22 @@ def compared(ours: Summary | None, paper: Printed | None) -> tuple[float | None,
     return ours.mean - paper.value, error
 
 
-def within(delta: float | None, error: float | None, digits: int = 1) -> Cell:
-    """Whether two numbers differ by at most two standard errors, or print as the same number."""
+def within(
+    delta: float | None, error: float | None, digits: int = 1, *, decided: bool = True
+) -> Cell:
+    """Whether two numbers differ by at most two standard errors, or print as the same number.
+
+    Without enough seeds to decide anything, the answer is given without colour.
+    """
     if delta is None or error is None or math.isnan(error):
         return Cell()
     if round(abs(delta), digits) == 0:
-        return Cell("yes", 0.0, tone="good")
+        return Cell("yes", 0.0, tone="good" if decided else "")
     far = abs(delta) / error if error else math.inf
     near = far <= 2
     text = f"{'yes' if near else 'no'}, {far:.1f}" if math.isfinite(far) else "no"
-    return Cell(text, far, tone="good" if near else "bad")
+    tone: Tone = "good" if near else "bad"
+    return Cell(text, far, tone=tone if decided else "")
 
 
 def delta_cell(delta: float | None, error: float | None, digits: int = 1) -> Cell:

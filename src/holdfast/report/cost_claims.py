@@ -1,12 +1,13 @@
 """What the paper claims about cost, decided by seconds and bytes of the same runs."""
 
+from collections.abc import Callable
 from functools import partial
 
 from holdfast.report.blocks import size
 from holdfast.report.claims import Claim, Finding, not_run
 from holdfast.report.loading import Study
 from holdfast.report.measures import mean_seconds
-from holdfast.report.settings import Setting
+from holdfast.report.settings import Setting, words
 
 __all__ = ["COST_CLAIMS"]
 
@@ -19,17 +20,24 @@ RANK_50: Key = ("low_rank", 50)
 FULL: Key = ("full", None)
 
 
-def _both(study: Study, preset: str, one: Key, two: Key) -> tuple[Setting, Setting] | None:
-    """Two methods of the first importance that has both: cost does not depend on which."""
+def _worst(
+    study: Study, preset: str, one: Key, two: Key, cost: Callable[[Setting], float]
+) -> tuple[Setting, Setting, float] | None:
+    """Two methods and the ratio of their costs, for the importance where it is largest."""
+    found = []
     for importance in ("ewc", "mas"):
         a, b = study.find(preset, importance, *one), study.find(preset, importance, *two)
         if a and b:
-            return a, b
-    return None
+            found.append((a, b, cost(a) / max(cost(b), 1e-9)))
+    return max(found, key=lambda pair: pair[2], default=None)
 
 
-def _bytes(setting: Setting) -> int:
-    return max(run.result.penalty_bytes for run in setting.runs)
+def _bytes(setting: Setting) -> float:
+    return float(max(run.result.penalty_bytes for run in setting.runs))
+
+
+def _consolidation(setting: Setting) -> float:
+    return mean_seconds(setting, "consolidation")
 
 
 def _whole(setting: Setting) -> float:
@@ -39,48 +47,47 @@ def _whole(setting: Setting) -> float:
 
 def _more_computation(study: Study, preset: str, costly: Key) -> Finding:
     """Seconds of consolidation against the sketch's."""
-    found = _both(study, preset, costly, SKETCH)
+    found = _worst(study, preset, costly, SKETCH, _consolidation)
     if found is None:
         return not_run()
-    ours, sketch = (mean_seconds(s, "consolidation") for s in found)
-    ratio = ours / max(sketch, 1e-9)
-    said = f"{ours:.2f} s, sketched {sketch:.2f} s"
+    a, b, ratio = found
+    said = f"{words(a.importance)}: {_consolidation(a):.2f} s, sketched {_consolidation(b):.2f} s"
     return Finding(said, "holds" if ratio > MUCH else "does not hold", f"{ratio:.2g} ×")
 
 
 def _unaffordable(study: Study, preset: str, costly: Key) -> Finding:
-    """Seconds of the whole run and bytes of the penalty against the sketch's."""
-    found = _both(study, preset, costly, SKETCH)
-    if found is None:
+    """Seconds of the whole run, or bytes of the penalty, against the sketch's."""
+    seconds = _worst(study, preset, costly, SKETCH, _whole)
+    memory = _worst(study, preset, costly, SKETCH, _bytes)
+    if seconds is None or memory is None:
         return not_run()
-    a, b = found
-    seconds, memory = _whole(a) / max(_whole(b), 1e-9), _bytes(a) / max(_bytes(b), 1)
+    a, b, slower = seconds
+    c, d, larger = memory
     said = (
-        f"{_whole(a):.1f} s a run and {size(_bytes(a)).text}, "
-        f"sketched {_whole(b):.1f} s and {size(_bytes(b)).text}"
+        f"{words(a.importance)}: {_whole(a):.0f} s a run, sketched {_whole(b):.0f} s; "
+        f"{size(_bytes(c)).text}, sketched {size(_bytes(d)).text}"
     )
-    much = seconds > MUCH or memory > MUCH
-    reason = f"{seconds:.2g} × and {memory:.2g} ×"
-    return Finding(said, "holds" if much else "does not hold", reason)
+    much = slower > MUCH or larger > MUCH
+    return Finding(
+        said, "holds" if much else "does not hold", f"{slower:.2g} × and {larger:.2g} ×"
+    )
 
 
 def _one_pass(study: Study, preset: str) -> Finding:
-    found = _both(study, preset, SKETCH, DIAGONAL)
+    found = _worst(study, preset, SKETCH, DIAGONAL, _consolidation)
     if found is None:
         return not_run()
-    sketch, diagonal = (mean_seconds(s, "consolidation") for s in found)
-    ratio = sketch / max(diagonal, 1e-9)
-    said = f"{sketch:.2f} s, diagonal {diagonal:.2f} s"
+    a, b, ratio = found
+    said = f"{words(a.importance)}: {_consolidation(a):.2f} s, diagonal {_consolidation(b):.2f} s"
     return Finding(said, "holds" if ratio <= LITTLE else "does not hold", f"{ratio:.2g} ×")
 
 
 def _slightly_larger(study: Study, preset: str) -> Finding:
-    found = _both(study, preset, SKETCH, DIAGONAL)
+    found = _worst(study, preset, SKETCH, DIAGONAL, _bytes)
     if found is None:
         return not_run()
-    sketch, diagonal = (_bytes(s) for s in found)
-    ratio = sketch / max(diagonal, 1)
-    said = f"{size(sketch).text}, diagonal {size(diagonal).text}"
+    a, b, ratio = found
+    said = f"{size(_bytes(a)).text}, diagonal {size(_bytes(b)).text}"
     return Finding(said, "holds" if ratio <= LITTLE else "does not hold", f"{ratio:.3g} ×")
 
 

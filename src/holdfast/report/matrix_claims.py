@@ -75,7 +75,9 @@ def _rank_50(study: Study, _: str) -> Finding:
     values = errors(study, RANK_50)
     if not values:
         return not_run()
-    return _counted(f"{max(values):.2g} % at most", max(values) < 0.05, len(values))
+    return _counted(
+        f"{max(values):.0e} % at most".replace("e-0", "e−"), max(values) < 0.05, len(values)
+    )
 
 
 def _stable_rank(study: Study, _: str) -> Finding:

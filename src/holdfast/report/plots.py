@@ -85,6 +85,9 @@ def _dots(canvas: "Canvas", study: Study, settings: Sequence[Setting], title: st
     axes.set_yticks(range(len(settings)), [s.label for s in settings])
     axes.tick_params(axis="y", length=0, labelcolor=INK)
     axes.set_ylim(len(settings) - 0.5, -0.5)
+    seen = [line.get_xdata(orig=True) for line in axes.lines if line.get_linestyle() == "None"]
+    # Intervals of few seeds reach beyond what an accuracy can be: show where the values are.
+    axes.set_xlim(min(np.min(x) for x in seen) - 3, min(max(np.max(x) for x in seen) + 3, 101))
     axes.set_xlabel("average accuracy, %")
     axes.set_title(title)
     axes.spines["left"].set_visible(False)

@@ -227,6 +227,7 @@ def reading() -> Section:
         "**Within 2 SE**: ours and the printed mean differ by at most two standard errors of their "
         "difference; the paper's own standard error follows from its printed spread.",
         "**Penalty**: bytes of the largest penalty of a run.",
-        "**Seconds** depend on the machine and on what else it did: compare within a table.",
+        "**Train, Matrix**: seconds of training and of consolidation (computing the matrices) in "
+        "one run. They depend on the machine and on what else it did: compare within a table.",
     ]
     return Section("reading", "How to read this", [Text(said, bullets=True)])

@@ -17,6 +17,7 @@ from holdfast.report.comparison import (
 )
 from holdfast.report.loading import Study
 from holdfast.report.measures import (
+    ENOUGH_SEEDS,
     Summary,
     difference,
     finals,
@@ -34,10 +35,14 @@ _FIVE = Column(
 )
 _OURS = Column("Ours", help="Mean ± standard deviation (ddof 1) over all seeds")
 _DELTA = Column("Difference (SE)", help="Ours over all seeds minus the paper's, in points")
-_WITHIN = Column("Within 2 SE", numeric=False, help="And how many standard errors it is")
+_WITHIN = Column(
+    "Within 2 SE",
+    numeric=False,
+    help="And how many standard errors it is; coloured from 20 seeds on",
+)
 _COSTS = [
     Column("Train, s", help="Seconds of training in one run, all tasks, mean over seeds"),
-    Column("Consolidate, s", help="Seconds of computing the matrices in one run, all tasks"),
+    Column("Matrix, s", help="Seconds of consolidation in one run: computing the matrices"),
     Column("Penalty", help="Bytes of the largest penalty of a run"),
 ]
 
@@ -77,7 +82,7 @@ def accuracy(study: Study, preset: str) -> Table | None:
                 count(len(values)),
                 _five(setting, values),
                 delta_cell(delta, error),
-                within(delta, error),
+                within(delta, error, decided=len(values) >= ENOUGH_SEEDS),
                 *([strength(setting)] * several),
                 *_costs(setting),
             ]
@@ -125,7 +130,7 @@ def beside(study: Study, preset: str) -> Table | None:
                 count(len(values)),
                 _five(setting, values),
                 delta_cell(delta, error),
-                within(delta, error),
+                within(delta, error, decided=len(values) >= ENOUGH_SEEDS),
                 _interval(difference(values, finals(base)) if base else None),
                 strength(setting),
                 *_costs(setting),
