@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import holdfast as hf
 from holdfast import execution
-from holdfast.checkpoint import Checkpoints, first_task_id
+from holdfast.checkpoint import Checkpoints, first_task_id, remove_all
 from holdfast.execution import execute
 from holdfast.experiment import Experiment
 from holdfast.jobs import RunExperiment
@@ -191,6 +191,14 @@ def test_a_damaged_checkpoint_is_said_and_not_used(
     with pytest.warns(UserWarning, match="is not used"):
         found, _ = run(DIGITS, tmp_path, patience=1000.0)
     assert measured(found) == measured(whole)
+
+
+def test_all_can_be_removed(tmp_path: Path) -> None:
+    remove_all(tmp_path)
+    run(DIGITS, tmp_path)
+    assert list((tmp_path / "checkpoints").iterdir())
+    remove_all(tmp_path)
+    assert not (tmp_path / "checkpoints").exists()
 
 
 def test_nothing_there(tmp_path: Path) -> None:

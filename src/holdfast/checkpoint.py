@@ -20,7 +20,7 @@ from holdfast import results, storage
 from holdfast.experiment import Experiment
 from holdfast.penalty import Penalty
 
-__all__ = ["Checkpoints", "State", "first_task_id"]
+__all__ = ["Checkpoints", "State", "first_task_id", "remove_all"]
 
 _KEY = "holdfast-checkpoint"
 
@@ -137,3 +137,12 @@ class Checkpoints:
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
+
+
+def remove_all(folder: Path) -> None:
+    """Remove every checkpoint of a results folder in which nothing is left to run."""
+    place = Path(folder) / "checkpoints"
+    for path in place.glob("*.safetensors"):
+        path.unlink(missing_ok=True)
+    if place.exists() and not any(place.iterdir()):
+        place.rmdir()

@@ -182,6 +182,7 @@ def run(
         from rich.progress import Progress
 
         from holdfast import metrics, results
+        from holdfast.checkpoint import Checkpoints
         from holdfast.execution import execute
         from holdfast.reproduction import check_writable
         from holdfast.settings import change_all
@@ -204,8 +205,11 @@ def run(
             check_writable(out)
             with Progress(console=Console(stderr=True), transient=True) as progress:
                 bar = progress.add_task(experiment.label, total=1.0)
-                result = execute(experiment, progress=lambda f: progress.update(bar, completed=f))
+                result = execute(
+                    experiment, progress=lambda f: progress.update(bar, completed=f), folder=out
+                )
             result.save(out)
+            Checkpoints(out, experiment).remove()
         typer.echo(f"{experiment.label}: {metrics.average_accuracy(result.test):.1%}")
         typer.echo(str(path))
 

@@ -3,7 +3,7 @@
 import errno
 from pathlib import Path
 
-from holdfast import results
+from holdfast import checkpoint, results
 from holdfast.display import Display
 from holdfast.experiment import Experiment
 from holdfast.jobs import kind_of
@@ -42,7 +42,7 @@ def reproduce(
     score = _validation_score(folder)
 
     with display:
-        return sweep(
+        summary = sweep(
             lambda: recipe.jobs(request, score),
             folder,
             display,
@@ -50,6 +50,9 @@ def reproduce(
             budget=budget,
             estimator=estimator,
         )
+    if not summary.left and not summary.failed:  # what several runs shared is needed no longer
+        checkpoint.remove_all(folder)
+    return summary
 
 
 def _validation_score(folder: Path) -> Score:

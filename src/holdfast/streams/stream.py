@@ -57,8 +57,8 @@ class Split:
         if size < 1:
             raise ValueError(f"the batch size is 1 or larger, got {size}")
         # One gather per epoch, then views: a gather per batch would cost more than a small network's step.
-        inputs = self.inputs if order is None else self.inputs[order]
-        labels = self.labels if order is None else self.labels[order]
+        inputs = self.inputs if order is None else self.inputs.index_select(0, order)
+        labels = self.labels if order is None else self.labels.index_select(0, order)
         for x, y in zip(torch.split(inputs, size), torch.split(labels, size), strict=True):
             yield self._read(x, generator), y
 
