@@ -1,5 +1,6 @@
 """Every importance × approximation × network against one autograd call per example."""
 
+import copy
 import functools
 
 import pytest
@@ -167,3 +168,24 @@ def test_without_a_seed_the_entropy_is_recorded() -> None:
     assert one.tasks[0].seed != two.tasks[0].seed
     replayed = recipe.consolidate(model, [columns], seed=one.tasks[0].seed)
     assert torch.equal(replayed.matrix.factor, one.matrix.factor)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "relative"), [(torch.float32, 1e-4), (torch.bfloat16, 0.1), (torch.float16, 0.01)]
+)
+@pytest.mark.parametrize("case", ["mlp", "conv", "transformer", "frozen"])
+def test_rows_of_other_precisions(case: str, dtype: torch.dtype, relative: float) -> None:
+    """The network runs in its own precision; rows are accumulated in float32."""
+    model = CASES[case].model().to(dtype)
+    x, y = CASES[case].columns(EXAMPLES)
+    if x.is_floating_point():
+        x = x.to(dtype)
+    exact = copy.deepcopy(model).double(), (x.double() if x.is_floating_point() else x, y)
+    W = reference.rows(*exact, hf.EWC())
+    for approximation in (hf.Full(), hf.Diagonal(), hf.CountSketch(size=2)):
+        penalty = hf.Regularizer(hf.EWC(), approximation).consolidate(
+            model, batches((x, y), 4), seed=SEED
+        )
+        assert penalty.matrix.dense().dtype == torch.float32
+        expected = approximate(approximation, W, model, divisor=EXAMPLES, seed=SEED)
+        close(penalty.matrix.dense(), expected, relative)
