@@ -150,15 +150,34 @@ def test_the_library_needs_little() -> None:
     assert needed - {"holdfast"} <= CORE_NEEDS
 
 
-def test_importing_the_package_imports_nothing_optional() -> None:
-    """In a fresh interpreter: what else tests have imported does not count."""
-    code = "import sys, holdfast; print('\\n'.join(sys.modules))"
+def loaded_after(code: str) -> set[str]:
+    """The modules of a fresh interpreter: what else tests have imported does not count."""
+    code += "; import sys; print('\\n'.join(sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = set(run.stdout.split())
+    return set(run.stdout.split())
+
+
+def test_importing_the_package_imports_nothing_optional() -> None:
+    """Not even when every public name has been used."""
+    loaded = loaded_after("import holdfast as hf; [getattr(hf, name) for name in hf.__all__]")
     assert "holdfast.regularizer" in loaded
     assert {name.split(".")[0] for name in loaded} & (OPTIONAL | {"rich"}) == set()
-    experiments = {f"holdfast.{name}" for name in EXPERIMENTS}
-    assert loaded & experiments == set()
+    assert {unit(name) for name in loaded if name.startswith("holdfast.")} <= set(CORE)
+
+
+def test_importing_the_package_alone_is_instant() -> None:
+    """The command line shows its help without waiting for torch."""
+    assert "torch" not in loaded_after("import holdfast")
+
+
+def test_public_names_are_the_same_for_people_and_type_checkers() -> None:
+    tree = ast.parse(FILES[""].read_text())
+    (block,) = (n for n in tree.body if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.dump(n))
+    seen = {a.name for n in block.body if isinstance(n, ast.ImportFrom) for a in n.names}
+    assert seen == set(holdfast.__all__)
+    assert set(holdfast.__all__) <= set(dir(holdfast))
+    with pytest.raises(AttributeError, match="Regulariser"):
+        holdfast.Regulariser  # noqa: B018
 
 
 @pytest.mark.parametrize("name", sorted(FILES))
