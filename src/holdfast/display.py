@@ -6,6 +6,7 @@ from typing import Self
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 __all__ = ["Display", "Lines", "Live", "duration", "for_console"]
 
@@ -122,7 +123,7 @@ class Live(Display):
         )
 
     def message(self, text: str, *, bad: bool = False) -> None:
-        self._progress.console.print(text, style="red" if bad else None, markup=False)
+        self._progress.console.print(Text(text, style="red" if bad else ""))
 
 
 def for_console(console: Console) -> Display:

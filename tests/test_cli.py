@@ -1,0 +1,193 @@
+"""The command line: it teaches, refuses clearly, and runs."""
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+import holdfast as hf
+from holdfast import results
+from holdfast.cli import app, seconds
+from holdfast.models import mlp
+
+TINY = [
+    *("--set", "training.epochs=1", "--set", "stream.length=2", "--set", "stream.train=20"),
+    *("--set", "regularizer.approximation.size=3"),
+]
+
+
+def holdfast(*arguments: str, text: str | None = None) -> Result:
+    return CliRunner().invoke(app, list(arguments), input=text)
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+
+def test_help_names_every_command_and_option() -> None:
+    outcome = holdfast("--help")
+    assert outcome.exit_code == 0
+    for word in ("reproduce", "run", "report", "inspect", "list", "--smoke"):
+        assert word in outcome.output
+    outcome = holdfast("reproduce", "--help")
+    for word in ("--preset", "--seeds", "--jobs", "--smoke", "--time-budget", "--out", "--set"):
+        assert word in outcome.output
+    assert "resumes after Ctrl-C" in outcome.output
+
+
+REFUSED = {
+    "recipe": (["reproduce", "tpy"], "unknown recipe 'tpy'; known: toy"),
+    "preset": (
+        ["reproduce", "toy", "--preset", "papr"],
+        "unknown preset of toy 'papr'; known: paper",
+    ),
+    "method": (
+        ["reproduce", "toy", "--set", "regularizer.approximation=sketch"],
+        "unknown approximation 'sketch'; known: diagonal",
+    ),
+    "field": (
+        ["reproduce", "toy", "--set", "training.epoch=1"],
+        "unknown field of training 'epoch'; known: epochs",
+    ),
+    "no value": (["reproduce", "toy", "--set", "seed"], "expected field=value"),
+    "jobs": (["reproduce", "toy", "--jobs", "0"], "Invalid value for '--jobs'"),
+    "seeds": (["reproduce", "toy", "--seeds", "0"], "Invalid value for '--seeds'"),
+    "budget": (["reproduce", "toy", "--time-budget", "soon"], "written like 90s, 150m or 1h30m"),
+    "run": (["run", "nothing"], "known: toy"),
+    "no file": (["run", "nothing.json"], "No such file"),
+    "report": (["report", "toy"], "no results folder results/toy"),
+    "report format": (
+        ["report", "toy", "--format", "pdf"],
+        "unknown format 'pdf'; known: html, json",
+    ),
+    "inspect": (["inspect", "nothing.safetensors"], "nothing.safetensors"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_wrong_use_ends_with_code_2_and_says_what_is_known(case: str) -> None:
+    arguments, message = REFUSED[case]
+    outcome = holdfast(*arguments)
+    assert outcome.exit_code == 2
+    assert message in outcome.output
+    assert "Traceback" not in outcome.output
+    assert not list(Path().rglob("*.json"))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("90s", 90), ("150m", 9000), ("1h30m", 5400), ("1.5h", 5400), ("2 h", 7200)],
+)
+def test_time_budgets(text: str, value: float) -> None:
+    assert seconds(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "5", "m", "-5m", "5x", "1h30", "1.2.3m", "0s"])
+def test_wrong_time_budgets(text: str) -> None:
+    with pytest.raises(ValueError, match="90s, 150m or 1h30m"):
+        seconds(text)
+
+
+def test_list_shows_the_registries() -> None:
+    outcome = holdfast("list")
+    assert outcome.exit_code == 0
+    for word in ("toy", "original-code", "count_sketch", "mas", "moving_average", "mlp"):
+        assert word in outcome.output
+
+
+def test_run_shows_runs_and_keeps(tmp_path: Path) -> None:
+    shown = holdfast("run", "toy", "--show", "--set", "seed=3")
+    data = json.loads(shown.stdout)
+    assert data["seed"] == 3
+    assert not (tmp_path / "results").exists()
+    first = holdfast("run", "toy", "--out", "here", *TINY)
+    assert first.exit_code == 0, first.output
+    (path,) = Path("here/runs").iterdir()
+    assert first.stdout.splitlines()[-1] == str(path)
+    again = holdfast("run", str(path), "--out", "here")  # a result file holds its experiment
+    assert again.exit_code == 0
+    assert "was there already" in again.stdout
+    path.write_text("{")
+    repaired = holdfast("run", "toy", "--out", "here", *TINY)
+    assert "running it again" in repaired.output
+    assert results.load(path).experiment.training.epochs == 1
+    piped = holdfast("run", "-", "--show", text=shown.stdout)
+    assert json.loads(piped.stdout) == data
+
+
+def test_run_reads_a_file_and_names_what_is_wrong_in_it(tmp_path: Path) -> None:
+    file = tmp_path / "experiment.json"
+    file.write_text('{"recipe": "toy"}')
+    assert (
+        "experiment: missing preset, stream, model, training" in holdfast("run", str(file)).output
+    )
+    file.write_text("{")
+    assert "is not JSON" in holdfast("run", str(file)).output
+
+
+def test_a_full_disk_and_a_forbidden_folder_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    Path("file").write_text("")
+    blocked = holdfast("reproduce", "toy", "--smoke", "--out", "file/below")
+    assert blocked.exit_code == 2
+    assert "a file stands where a folder is needed" in blocked.output
+    monkeypatch.setattr(os, "fsync", full)
+    for arguments in (
+        ["run", "toy", "--out", "here", *TINY],
+        ["reproduce", "toy", "--out", "here"],
+    ):
+        outcome = holdfast(*arguments)
+        assert outcome.exit_code == 2
+        assert "the disk is full; free some space" in outcome.output
+        assert not list(Path("here").rglob("*.*"))
+
+
+def test_a_folder_of_another_version_is_refused() -> None:
+    runs = Path("results/toy/runs")
+    runs.mkdir(parents=True)
+    (runs / "0123456789abcdef.json").write_text('{"format": 99}')
+    outcome = holdfast("reproduce", "toy")
+    assert outcome.exit_code == 2
+    assert "results of two formats are not mixed" in outcome.output
+
+
+def test_inspect_shows_a_penalty_and_sees_damage(tmp_path: Path) -> None:
+    regularizer = hf.Regularizer(hf.EWC(), hf.CountSketch(3), strength=5.0)
+    data = [(torch.randn(8, 2), torch.randint(0, 2, (8,)))]
+    file = tmp_path / "penalty.safetensors"
+    regularizer.consolidate(mlp((2, 4, 2)), data, seed=0).save(file)
+    shown = holdfast("inspect", str(file))
+    assert shown.exit_code == 0
+    assert "count_sketch" in shown.stdout
+    described = json.loads(holdfast("inspect", str(file), "--json").stdout)
+    assert described["intact"] is True
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(bytes(content))
+    damaged = holdfast("inspect", str(file))
+    assert damaged.exit_code == 2
+    assert "is damaged" in damaged.output
+
+
+def test_the_smoke_of_one_table_from_command_to_report() -> None:
+    options = ["--smoke", "--no-extras", "--preset", "original-code", "--jobs", "1"]
+    outcome = holdfast("reproduce", "toy", *options)
+    assert outcome.exit_code == 0, outcome.output
+    page = Path(outcome.stdout.splitlines()[-1])
+    assert page == Path("results/toy-smoke/report.html")
+    assert page.exists()
+    assert "13 runs finished, 0 were there already" in outcome.stdout
+    rows = json.loads(holdfast("report", str(page.parent), "--format", "json").stdout)
+    assert (
+        len([row for row in rows if row["headline"]]) == 10
+    )  # two importances, five approximations
+    assert {row["preset"] for row in rows} == {"original-code"}

@@ -1,0 +1,237 @@
+"""Sweeps: resumed, estimated, within a budget, and robust to what fails."""
+
+import dataclasses
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from holdfast import boundaries, results
+from holdfast.display import Lines, Live, duration, for_console
+from holdfast.experiment import Experiment
+from holdfast.jobs import Job, RunExperiment, kind_of
+from holdfast.models import MLP
+from holdfast.recipes import RECIPES, Request
+from holdfast.reproduction import check_writable, explain, reproduce
+from holdfast.streams import Toy
+from holdfast.sweep import Estimator, Summary, sweep
+from holdfast.training import Training
+
+TINY = Experiment(
+    "toy",
+    "paper",
+    Toy(length=2, train=20, validation=10, test=10),
+    MLP((2, 4, 2)),
+    Training(epochs=1, batch_size=10),
+)
+
+
+def tiny(seed: int, **changes: object) -> RunExperiment:
+    return RunExperiment(dataclasses.replace(TINY, seed=seed, **changes))  # type: ignore[arg-type]
+
+
+def lines() -> tuple[Lines, io.StringIO]:
+    out = io.StringIO()
+    return Lines(Console(file=out, width=200)), out
+
+
+def run(wanted: Sequence[Job], folder: Path, **options: object) -> tuple[Summary, str]:
+    display, out = lines()
+    return sweep(lambda: wanted, folder, display, **options), out.getvalue()  # type: ignore[arg-type]
+
+
+def test_a_sweep_runs_resumes_and_survives_bad_jobs(tmp_path: Path) -> None:
+    diverging = tiny(0, training=Training(epochs=1, batch_size=10, lr=1e38))
+    jobs = [diverging, dataclasses.replace(tiny(0), boundaries=True), tiny(1), tiny(2)]
+    summary, text = run(jobs, tmp_path, jobs=2)
+    assert (summary.ran, summary.kept, summary.left) == (3, 0, [])
+    assert [label for label, _ in summary.failed] == [diverging.label]
+    assert "diverged" in summary.failed[0][1]
+    found = results.load_all(tmp_path)
+    assert sorted(found) == sorted(job.id for job in jobs[1:])
+    assert {result.machine["threads"] for result in found.values()} == {1}
+    maps = boundaries.path_of(tmp_path, jobs[1].id)
+    assert maps.exists()
+    assert "[4/4]" in text
+
+    # what is there is kept; what is broken or lacks its picture is run again, to the same numbers
+    broken = results.path_of(tmp_path, TINY_SEED_1)
+    before = broken.read_text()
+    broken.write_text(before[:100])
+    maps.unlink()
+    summary, _ = run(jobs[1:], tmp_path)
+    assert (summary.ran, summary.kept, summary.failed) == (2, 1, [])
+    again, first = json.loads(broken.read_text()), json.loads(before)
+    assert all(again[k] == first[k] for k in ("accuracy", "test", "validation", "initial"))
+    assert maps.exists()
+
+
+TINY_SEED_1 = dataclasses.replace(TINY, seed=1)
+
+
+def test_a_budget_starts_nothing_that_will_not_end_in_time(tmp_path: Path) -> None:
+    slow, quick = tiny(0, training=Training(epochs=50, batch_size=10)), tiny(1)
+    estimator = Estimator({slow.kind: [1000.0], quick.kind: [0.5]})
+    summary, _ = run([slow, quick], tmp_path, budget=100.0, estimator=estimator)
+    assert summary.ran == 1
+    assert summary.left == [slow.label]
+    assert list(results.load_all(tmp_path)) == [quick.id]
+
+
+def test_a_misjudged_run_is_stopped_at_the_end_of_the_budget(tmp_path: Path) -> None:
+    endless = tiny(0, training=Training(epochs=10**6, batch_size=1))
+    begun = time.monotonic()
+    summary, text = run([endless], tmp_path, budget=6.0)
+    assert time.monotonic() - begun < 60
+    assert summary.left == [endless.label]
+    assert "the same command runs them again" in text
+    assert not list(tmp_path.rglob("*.json"))
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_killed_worker_costs_one_job(tmp_path: Path) -> None:
+    endless = tiny(0, training=Training(epochs=10**6, batch_size=1))
+
+    def kill_when_running() -> None:
+        for _ in range(600):
+            time.sleep(0.1)
+            for entry in Path("/proc").glob("[0-9]*/cmdline"):
+                try:
+                    words = entry.read_bytes().split(b"\0")
+                except OSError:  # it has ended
+                    continue
+                if b"holdfast.worker" in words and str(tmp_path).encode() in words:
+                    os.kill(int(entry.parent.name), signal.SIGKILL)
+                    return
+
+    killer = threading.Thread(target=kill_when_running)
+    killer.start()
+    summary, _ = run([endless, tiny(1)], tmp_path)
+    killer.join()
+    assert summary.ran == 1
+    assert [label for label, _ in summary.failed] == [endless.label]
+    assert "ended with code -9" in summary.failed[0][1]
+
+
+def test_a_folder_that_cannot_be_written_stops_the_sweep(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file stands in the way")
+    with pytest.raises(OSError, match="paper no regularizer seed 0"):
+        run([tiny(0), tiny(1)], tmp_path)
+
+
+def test_deciding_jobs_bring_new_ones(tmp_path: Path) -> None:
+    asked = []
+
+    def source() -> list[Job]:
+        first = tiny(0, role="tune")
+        asked.append(first.done(tmp_path))
+        return [first, tiny(1)] if first.done(tmp_path) else [first]
+
+    display, _ = lines()
+    summary = sweep(source, tmp_path, display)
+    assert summary.ran == 2
+    assert asked[0] is False
+    assert asked[-1] is True
+
+
+def test_wrong_numbers_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="number of processes is 1 or larger, got 0"):
+        run([], tmp_path, jobs=0)
+    with pytest.raises(ValueError, match="time budget is larger than 0"):
+        run([], tmp_path, budget=0.0)
+
+
+def test_estimates() -> None:
+    estimator = Estimator()
+    assert estimator.expect("a") is None
+    estimator.record("a", 2.0)
+    estimator.record("a", 4.0)
+    estimator.record("a", 90.0)
+    assert estimator.expect("a") == 4.0
+    assert estimator.expect("unknown") == 4.0
+    assert kind_of(TINY) == kind_of(TINY_SEED_1)
+    assert kind_of(TINY) != kind_of(dataclasses.replace(TINY, training=Training(epochs=2)))
+
+
+def test_ctrl_c_leaves_everything_resumable(tmp_path: Path) -> None:
+    """The whole command, interrupted as a terminal would."""
+    command = [sys.executable, "-m", "holdfast.cli", "reproduce", "toy", "--smoke", "--no-extras"]
+    command += ["--preset", "paper", "--out", str(tmp_path), "--jobs", "1"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    first = process.stdout.readline()
+    assert first.startswith("[1/")
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the same command goes on" in errors
+    assert "Traceback" not in errors
+    assert 1 <= len(results.load_all(tmp_path)) < 12  # whole, and not all
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_folder_of_another_version_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "0123456789abcdef.json").write_text('{"format": 99}')
+    display, _ = lines()
+    with pytest.raises(results.ForeignResult, match="not mixed: choose another --out"):
+        reproduce(RECIPES["toy"], Request(("paper",)), tmp_path, display)
+
+
+def test_unwritable_folders_are_noticed_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        check_writable(tmp_path / "file" / "below")
+    check_writable(tmp_path / "new" / "folder")
+    assert not list((tmp_path / "new" / "folder").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (28, "the disk is full"),
+        (13, "no permission"),
+        (20, "a file stands where"),
+        (5, "are kept"),
+    ],
+)
+def test_write_errors_are_explained(number: int, advice: str) -> None:
+    text = explain(OSError(number, os.strerror(number)), Path("out"))
+    assert text.startswith("cannot write results to out: ")
+    assert advice in text
+
+
+def test_displays() -> None:
+    out = io.StringIO()
+    assert isinstance(for_console(Console(file=out)), Lines)
+    terminal = Console(file=out, force_terminal=True, width=120)
+    display = for_console(terminal)
+    assert isinstance(display, Live)
+    with display:
+        display.total(0, 2, None)
+        display.started(0, "run [a]")
+        display.progress(0, 0.5)
+        display.finished(0, "run [a]", "93.0%", 1.5)
+        display.total(1, 2, 75.0)
+        display.started(0, "run [b]")
+        display.message("something [odd]", bad=True)
+    text = out.getvalue()
+    for expected in ("run [a]", "93.0%", "about 1 min 15 s left", "something [odd]"):
+        assert expected in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (59.4, "59 s"), (61, "1 min 01 s"), (3661, "1 h 01 min"), (-5, "0 s")],
+)
+def test_durations_in_words(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
