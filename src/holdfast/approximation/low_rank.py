@@ -16,7 +16,7 @@ from holdfast.rows import RowBatch
 __all__ = ["LowRank", "rotate"]
 
 _LEAST_BUFFER = 32  # rows between two eigendecompositions, however small the rank
-_COLUMNS = 2**13  # columns at a time: a few dozen rows of them stay in a cache
+_COLUMNS = 2**15  # columns at a time: few enough to stay in a cache, enough to keep a product busy
 
 
 def rotate(
