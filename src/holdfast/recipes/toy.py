@@ -162,8 +162,11 @@ def _importances(preset: str) -> tuple[Importance, ...]:
 def _approximations(preset: str, importance: Importance) -> tuple[Approximation, ...]:
     """The six columns of the appendix. Matrices are averaged (appendix B.1): factors are stacked.
 
-    Low rank streams every row (group=1). The authors truncated the full matrix with a randomised SVD
-    (torch.svd_lowrank, 2 iterations).
+    The authors truncated the full matrix with a randomised SVD (torch.svd_lowrank, 2 iterations); here
+    every row is streamed (group=1). Measured on the first task, relative to the norm of the matrix: at
+    rank 50 both are within 1e-6 of the exact truncation (EWC and MAS on softmax; 1e-4 for MAS on logits).
+    At rank 1 the randomised SVD is within 1e-3, while streaming, which keeps one row between truncations,
+    is off by 1 % for EWC and MAS on softmax and by more than half for MAS on logits.
     """
     block = 10 if preset == "original-code" and isinstance(importance, EWC) else 50
     return (
