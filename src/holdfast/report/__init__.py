@@ -12,9 +12,11 @@ from typing import Any
 
 from holdfast.report import sections as generic
 from holdfast.report.blocks import Figure, Section
+from holdfast.report.cifar100 import cifar100_sections
 from holdfast.report.comparison import printed
 from holdfast.report.loading import Study, read
 from holdfast.report.measures import finals, summary
+from holdfast.report.permuted_mnist import permuted_mnist_sections
 from holdfast.report.settings import Setting
 from holdfast.report.toy import toy_sections
 from holdfast.results import atomic
@@ -23,6 +25,8 @@ __all__ = ["SECTIONS", "rows", "write"]
 
 SECTIONS: dict[str, Callable[[Study], list[Section]]] = {
     "toy": toy_sections,
+    "permuted-mnist": permuted_mnist_sections,
+    "cifar100": cifar100_sections,
 }
 
 

@@ -1,6 +1,6 @@
 """The sections every recipe's report has; a recipe's own file orders them and adds its own."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from holdfast.report import pairs, plots, tables
 from holdfast.report.blocks import Block, Cell, Column, Missing, Section, Table, Text, number
@@ -117,8 +117,8 @@ def _ranges(seeds: list[int]) -> str:
     return ", ".join(f"{a}–{b}" if b > a else str(a) for a, b in parts)
 
 
-def accuracy(study: Study) -> list[Section]:
-    """A part per preset: the figure, the paper's table, what lies beside it."""
+def accuracy(study: Study, about: Mapping[str, str] = ABOUT) -> list[Section]:
+    """A part per preset: what it is, the figure, the paper's table, what lies beside it."""
     text = Text(
         [
             "Average accuracy on the test data of all tasks after the last one was learnt. Standard "
@@ -129,7 +129,7 @@ def accuracy(study: Study) -> list[Section]:
     for preset in study.presets:
         blocks = present(
             [
-                Text([ABOUT[preset]]) if preset in ABOUT else None,
+                Text([about[preset]]) if preset in about else None,
                 plots.accuracies(study, preset),
                 tables.accuracy(study, preset),
                 tables.beside(study, preset),
