@@ -62,15 +62,15 @@ class Gradients:
         self._loss, self._call = loss, _Call(model, forward)
         self._parameters = space.parameters(model)
         self._all = list(model.parameters())
-        raw = {id(p): name for name, p in self._call.named_parameters()}
-        self._names = [raw[id(p)] for p in self._parameters]
+        slots = _slots(self._call)
+        self._places = [slots[id(p)] for p in self._parameters]
         self.device = self._parameters[0].device
         double = any(p.dtype == torch.float64 for p in self._parameters)
         self.like: Like = {
             "device": self.device,
             "dtype": torch.float64 if double else torch.float32,
         }
-        self._buffers = dict(self._call.named_buffers())
+        self._buffers = {n: b for b in self._call.buffers() for n in slots[id(b)]}
         self._vectorised, self._proven = True, False
         self.squares = Squares(self, model, self._parameters)
         for name, parameter in zip(space.names, self._parameters, strict=True):
@@ -212,16 +212,20 @@ class Gradients:
         chosen: Sequence[int] | None,
     ) -> Tensor | None:
         def potential(
-            held: dict[str, Tensor], leaves: Sequence[Tensor], which: Tensor, uniform: Tensor
+            held: dict[int, Tensor], leaves: Sequence[Tensor], which: Tensor, uniform: Tensor
         ) -> Tensor:
             batch = batches.rebuild(template, [leaf.unsqueeze(0) for leaf in leaves])
-            # with the buffers: what a module assigns to them is gone when the call returns
-            outputs = functional_call(self._call, (held, self._buffers), (batch,))
+            placed = {name: held[i] for i in held for name in self._places[i]}
+            # With the buffers: what a module assigns to them is gone when the call returns. Not
+            # tied again by torch: it would put a stranger back into a module that is used twice.
+            outputs = functional_call(
+                self._call, (placed, self._buffers), (batch,), tie_weights=False
+            )
             values = self._values(outputs, batch, uniform.unsqueeze(0))
             return values[0].gather(0, which.reshape(1)).squeeze(0)
 
-        chosen = range(len(self._names)) if chosen is None else chosen
-        held = {self._names[i]: self._parameters[i].detach() for i in chosen}
+        chosen = range(len(self._parameters)) if chosen is None else chosen
+        held = {i: self._parameters[i].detach() for i in chosen}
         try:
             # the fused attention kernels have no batching rule; parameters that are not asked for
             # must not bring a graph of their own
@@ -237,7 +241,7 @@ class Gradients:
             self._give_up(reason[0] if reason else type(error).__name__)
             return None
         self._finite(values.unsqueeze(1), examples)
-        rows = [found[name].reshape(len(which), -1) for name in held]
+        rows = [found[i].reshape(len(which), -1) for i in held]
         block = torch.cat(rows, 1).to(self.like["dtype"])
         if not self._proven and not self._proves(block, template, leaves, which, uniforms, chosen):
             self._give_up("the model reaches its parameters by a road that is not seen")
@@ -295,6 +299,16 @@ class Gradients:
             values = self.potentials(batch, uniforms[one], examples[one])
             self.add_gradient_(row, values[0, which[i]])
         return out
+
+
+def _slots(module: nn.Module) -> dict[int, list[str]]:
+    """Where every tensor is registered, by its id: tied ones several times, each module once."""
+    found: dict[int, list[str]] = {}
+    for path, part in module.named_modules():
+        for name, tensor in (*part._parameters.items(), *part._buffers.items()):
+            if tensor is not None:
+                found.setdefault(id(tensor), []).append(f"{path}.{name}" if path else name)
+    return found
 
 
 def _position(examples: Tensor | int, where: int) -> str:
