@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import holdfast as hf
+from holdfast import squares
 from holdfast.gradients import Gradients
 from holdfast.layers import RULES
 from holdfast.parameters import ParameterSpace
@@ -244,11 +245,11 @@ def sites(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[int, int]:
     """How many layers are read, of how many that look readable."""
     space = ParameterSpace.of(model)
     rows = Rows(model.eval(), [batch], space, hf.EWC(), hf.hashing.Draw(0))
-    squares = rows.gradients.squares
-    candidates = len(squares._sites)
+    reader = rows.gradients.squares
+    candidates = len(reader._sites)
     for part in rows:
         part.add_squared_sum_(torch.zeros(space.dim, dtype=torch.float64))
-    return sum(site.certain for site in squares._sites), candidates
+    return sum(site.certain for site in reader._sites), candidates
 
 
 @pytest.mark.filterwarnings("ignore::holdfast.gradients.VectorisationWarning")
@@ -416,3 +417,40 @@ def test_general_rows_of_chosen_parameters() -> None:
     pieces = whole.split(space.sizes, 1)
     assert torch.equal(some, torch.cat([pieces[0], pieces[2]], 1))
     assert not some.requires_grad
+
+
+def sketch(model: nn.Module, x: Tensor, y: Tensor, size: int) -> Tensor:
+    regularizer = hf.Regularizer(hf.EWC(), hf.CountSketch(size, merge="rows"))
+    data = list(zip(x.split(size), y.split(size), strict=True))
+    found = regularizer.consolidate(model, data, progress=False, seed=0).matrix
+    assert isinstance(found, hf.FactoredMatrix)
+    return found.factor
+
+
+@pytest.mark.filterwarnings("ignore::holdfast.gradients.VectorisationWarning")
+@pytest.mark.parametrize("name", [*READ, *TRICKY])
+def test_signed_sums_written_in_place(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    build, shape = {**READ, **TRICKY}[name]
+    model = build().double()
+    x, y = examples(shape, 9)
+    plain = sketch(model, x, y, 4)
+    monkeypatch.setattr(squares, "_LARGE", 1)
+    direct = sketch(model, x, y, 4)
+    torch.testing.assert_close(direct, plain, rtol=1e-10, atol=1e-14)
+    assert all(p.requires_grad and p.grad is None for p in model.parameters())
+
+
+def test_only_linear_layers_that_prove_themselves_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(squares, "_LARGE", 1)
+    left = {}
+    for name in ("two layers", "functional", "never called", "called twice", "tied"):
+        model = {**READ, **TRICKY}[name][0]().double().eval()
+        space = ParameterSpace.of(model)
+        rows = Rows(model, [examples(VECTOR)], space, hf.EWC(), hf.hashing.Draw(0))
+        for part in rows:
+            out = torch.zeros(space.dim, dtype=torch.float64)
+            part.add_signed_sum_(out, torch.ones(BATCH, dtype=torch.int64))
+        left[name] = len(rows.gradients.sums._sites)
+    assert left == {
+        "two layers": 2, "functional": 1, "never called": 0, "called twice": 0, "tied": 1
+    }  # fmt: skip

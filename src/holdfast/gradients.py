@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from holdfast import batches
 from holdfast.importance import Importance, Loss
 from holdfast.parameters import ParameterSpace
-from holdfast.squares import Squares
+from holdfast.squares import SignedSums, Squares
 
 __all__ = ["Gradients", "VectorisationWarning"]
 
@@ -73,6 +73,7 @@ class Gradients:
         self._buffers = {n: b for b in self._call.buffers() for n in slots[id(b)]}
         self._vectorised, self._proven = True, False
         self.squares = Squares(self, model, self._parameters)
+        self.sums = SignedSums(self, model, self._parameters)
         for name, parameter in zip(space.names, self._parameters, strict=True):
             if not bool(parameter.isfinite().all()):
                 raise ValueError(

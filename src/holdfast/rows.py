@@ -102,11 +102,14 @@ class ExampleRows(RowBatch):
         return self._gradients.rows(self._template, leaves, which, uniforms, self._examples)
 
     def add_signed_sum_(self, out: Tensor, signs: Tensor) -> None:
+        self._gradients.sums.add_(out, lambda: self._signed(signs))
+
+    def _signed(self, signs: Tensor) -> Tensor:
         *leaves, which, uniforms = self._columns
         batch = batches.rebuild(self._template, leaves)
         values = self._gradients.potentials(batch, uniforms, self._examples)
         chosen = values.gather(1, which.unsqueeze(1)).squeeze(1)
-        self._gradients.add_gradient_(out, chosen @ signs.to(chosen))
+        return chosen @ signs.to(chosen)
 
     def add_squared_sum_(self, out: Tensor) -> None:
         self._gradients.squares.add_(out, self._template, self._columns, self._examples)

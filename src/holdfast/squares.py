@@ -1,4 +1,4 @@
-r"""Σᵢ wᵢ∘wᵢ of a batch: from the layers where they can be read, from written-out rows elsewhere.
+r"""Σᵢ wᵢ∘wᵢ and Σᵢ σᵢwᵢ of a batch: from the layers where they can be read, by the general road elsewhere.
 
 One forward and one backward pass serve every layer of :mod:`holdfast.layers` that is called once, with one
 leading entry per example, and shares no parameter. Whether that is so is not believed but seen: a few
@@ -6,7 +6,7 @@ examples go both ways first, and only layers whose numbers agree are read from t
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,11 +18,13 @@ from holdfast.layers import RULES
 if TYPE_CHECKING:
     from holdfast.gradients import Gradients
 
-__all__ = ["Squares"]
+__all__ = ["SignedSums", "Squares"]
 
 _PROBES = 4  # examples that go both ways
 _ATTEMPTS = 3  # batches on which a layer may prove itself: gradients of single examples can vanish
 _AGREE = 1e-3  # relative to the largest entry; rounding is far below, a wrong reading far above
+
+_LARGE = 2**16  # entries of a weight for which memory counts more than the calls of hooks
 
 Columns = Sequence[Tensor]
 
@@ -78,6 +80,12 @@ class _Site:
         dtype = next(iter(into.values())).dtype
         x = x.to(dtype) if x.is_floating_point() else x
         self.rule.add(self.layer, x, g.to(dtype), into)
+
+    def add_sum_(self, view: Tensor) -> None:
+        """Add the gradient of a linear layer's weight."""
+        x, g = self.inputs, self.gradient
+        if x is not None and g is not None:
+            view.addmm_(g.flatten(0, -2).T.to(view.dtype), x.flatten(0, -2).to(view.dtype))
 
 
 class Squares:
@@ -166,6 +174,68 @@ class Squares:
             site.reset()
         if self._tries == _ATTEMPTS:
             self._sites = [site for site in self._sites if site.certain]
+
+
+class SignedSums:
+    r"""The gradient of a scalar, added to a vector; large linear layers write there directly.
+
+    Autograd makes a gradient of its own and adds it afterwards: three more passes over memory. With
+    inputs A and output gradients G the sum is one product, :math:`G^\top A`, added in place.
+    """
+
+    def __init__(
+        self, gradients: "Gradients", model: nn.Module, parameters: Sequence[nn.Parameter]
+    ) -> None:
+        self._gradients, self._parameters, self._proven = gradients, parameters, False
+        self._sites = [
+            site
+            for site in _sites(model, parameters)
+            if type(site.layer) is nn.Linear
+            and "weight" in site.positions
+            and parameters[site.positions["weight"]].numel() >= _LARGE
+        ]
+
+    def add_(self, out: Tensor, scalar: Callable[[], Tensor]) -> None:
+        """Add the gradient of ``scalar()``."""
+        if not self._proven:
+            self._prove(scalar)
+        if not self._sites or not self._fused(out, scalar):
+            self._gradients.add_gradient_(out, scalar())
+
+    def _prove(self, scalar: Callable[[], Tensor]) -> None:
+        """Go both ways once; layers that do not agree are left to autograd."""
+        self._proven = True
+        if not self._sites:
+            return
+        space, like = self._gradients.space, self._gradients.like
+        expected, found = torch.zeros(space.dim, **like), torch.zeros(space.dim, **like)
+        self._gradients.add_gradient_(expected, scalar())
+        if not self._fused(found, scalar):
+            self._sites = []
+            return
+        truth, pieces = space.split(expected), space.split(found)
+        weights = [(site, site.positions["weight"]) for site in self._sites]
+        self._sites = [site for site, i in weights if _agree(pieces[i], truth[i])]
+
+    def _fused(self, out: Tensor, scalar: Callable[[], Tensor]) -> bool:
+        """One pass; False, and nothing added, if a layer was not called exactly once."""
+        with _watched(self._sites, self._parameters):
+            value = scalar()
+            if value.requires_grad:
+                value.backward()  # type: ignore[no-untyped-call]
+        once = all(site.calls == 1 and site.plain for site in self._sites)
+        if once:
+            direct = {site.positions["weight"]: site for site in self._sites}
+            for i, view in enumerate(self._gradients.space.split(out)):
+                site, gradient = direct.get(i), self._parameters[i].grad
+                if site is not None:
+                    site.add_sum_(view)
+                elif gradient is not None:
+                    view += gradient
+        for site in self._sites:
+            site.reset()
+        self._gradients.forget()
+        return once
 
 
 def _agree(found: Tensor, expected: Tensor) -> bool:
