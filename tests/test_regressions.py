@@ -1,5 +1,8 @@
 """Things that broke in the hands of users, each the smallest script that showed it."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -54,9 +57,8 @@ def _tied_tensor_and_shared_layer() -> nn.Module:
 @pytest.mark.parametrize("make", [_shared_layer, _shared_norm, _tied_tensor_and_shared_layer])
 @pytest.mark.parametrize("approximation", [hf.Full(), hf.Diagonal(), hf.LowRank(rank=20)])
 def test_a_module_that_is_used_twice_comes_back_whole(
-    make: object, approximation: hf.Approximation
+    make: Callable[[], nn.Module], approximation: hf.Approximation
 ) -> None:
-    assert callable(make)
     model, data = make(), _data()
     before = dict(model.named_parameters(remove_duplicate=False))
     exact = _exact(model, data)
@@ -67,3 +69,50 @@ def test_a_module_that_is_used_twice_comes_back_whole(
     if not isinstance(approximation, hf.Diagonal):
         torch.testing.assert_close(matrix.dense(), exact)
     torch.testing.assert_close(matrix.diagonal(), exact.diagonal())
+
+
+@pytest.mark.parametrize("approximation", [hf.Diagonal(), hf.Full(), hf.LowRank(rank=3)])
+@pytest.mark.parametrize("shape", [(33, 33), (33, 3), (1,), ()])
+def test_a_product_with_anything_but_a_vector_is_refused(
+    approximation: hf.Approximation, shape: tuple[int, ...]
+) -> None:
+    model = nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 3), nn.Linear(3, 1, bias=False)).double()
+    loss = lambda outputs, batch: outputs.sum(1)  # noqa: E731
+    regularizer = hf.Regularizer(hf.EWC(), approximation)
+    matrix = regularizer.consolidate(model, _data(), loss=loss, seed=0).matrix
+    assert matrix.dim == 33
+    with pytest.raises(ValueError, match="vector of length 33"):
+        matrix @ torch.ones(shape)
+    with pytest.raises(ValueError, match="vector of length 33"):
+        matrix.quadratic(torch.ones(shape))
+
+
+@pytest.mark.parametrize("model", [None, nn.Linear, [torch.ones(2)], torch.ones(2)])
+def test_what_is_not_a_model_is_named(model: Any) -> None:
+    regularizer = hf.Regularizer(hf.EWC(), hf.Diagonal())
+    penalty = regularizer.consolidate(nn.Linear(5, 3).double(), _data())
+    for call in (penalty, penalty.add_grad_, lambda m: regularizer.consolidate(m, _data())):
+        with pytest.raises(TypeError, match=r"must be a torch\.nn\.Module"):
+            call(model)
+
+
+def test_a_rule_that_cannot_be_stored_is_refused_before_the_data_is_read() -> None:
+    class Plain(hf.Importance):
+        def potentials(
+            self, outputs: Any, batch: Any, *, loss: Any, uniforms: Tensor | None
+        ) -> Tensor:
+            return outputs.sum(1)
+
+    with pytest.raises(
+        TypeError, match=r"Plain must be a dataclass: put @dataclass\(frozen=True\)"
+    ):
+        hf.Regularizer(Plain(), hf.Diagonal())
+
+
+def test_a_model_without_memory_or_on_two_devices_is_refused() -> None:
+    regularizer = hf.Regularizer(hf.EWC(), hf.Diagonal())
+    with pytest.raises(ValueError, match="on meta, expected one device"):
+        regularizer.consolidate(nn.Linear(5, 3, device="meta"), _data())
+    halves = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 3, device="meta"))
+    with pytest.raises(ValueError, match="on cpu, meta, expected one device"):
+        regularizer.consolidate(halves, _data())

@@ -21,6 +21,9 @@ _COMPILED = "_orig_mod."
 
 def unwrap(model: nn.Module) -> nn.Module:
     """The network inside data-parallel and ``torch.compile`` wrappers."""
+    if not isinstance(model, nn.Module):
+        got = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        raise TypeError(f"model must be a torch.nn.Module, got {got}; pass the network itself")
     parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
     while True:
         if isinstance(model, parallel):

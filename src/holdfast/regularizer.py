@@ -1,6 +1,7 @@
 r"""The recipe: importance × approximation × history, and the one call that uses it."""
 
 import bisect
+import dataclasses
 import secrets
 import warnings
 from collections.abc import Callable, Iterable, Sized
@@ -71,6 +72,11 @@ class Regularizer:
                     f"{name} must be an instance of hf.{kind.__name__}, got {got} {value!r}; call "
                     f"it with (), as in {name}={example}"
                 )
+            if not dataclasses.is_dataclass(value):
+                raise TypeError(
+                    f"{type(value).__name__} must be a dataclass: put @dataclass(frozen=True) above "
+                    "the class; its fields are how penalties are compared and stored"
+                )
         _check_strength(self.strength)
         if self.anchor not in ("latest", "each"):
             raise ValueError(f"anchor must be 'latest' or 'each', got {self.anchor!r}")
@@ -78,6 +84,7 @@ class Regularizer:
             if isinstance(getattr(self, name), str):
                 raise TypeError(f"{name} must be a tuple of patterns, got a string")
             object.__setattr__(self, name, tuple(getattr(self, name)))
+        self.describe()  # what cannot be stored is said here, not after the pass over the data
 
     def consolidate(
         self,
@@ -118,6 +125,12 @@ class Regularizer:
         space = ParameterSpace.of(inner, self.include, self.exclude)
         draw = Draw(seed, task=len(previous.tasks) if previous else 0)
         first = space.parameters(inner)[0]
+        devices = sorted({str(p.device) for p in space.parameters(inner)})
+        if len(devices) > 1 or first.is_meta:
+            raise ValueError(
+                f"the held parameters are on {', '.join(devices)}, expected one device with real "
+                "memory; move the model there, or hold a part of it with include="
+            )
         with preserved(inner, first.device):
             rows = Rows(
                 inner,

@@ -151,6 +151,16 @@ def scatter(values: Tensor, dim: int, index: Tensor) -> Tensor:
     return out
 
 
+def vector(v: Tensor, dim: int) -> Tensor:
+    """``v`` if it is a vector of length ``dim``: anything else could broadcast to a wrong product."""
+    if v.shape != (dim,):
+        raise ValueError(
+            f"expected a vector of length {dim}, got shape {tuple(v.shape)}; several vectors are "
+            "multiplied one by one, a model's parameters are flattened first"
+        )
+    return v
+
+
 def weight(scale: float) -> float:
     """``scale`` if a matrix times it is still positive semi-definite."""
     if not 0 <= scale < float("inf"):

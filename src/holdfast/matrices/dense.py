@@ -6,7 +6,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from holdfast.matrices.base import PSDMatrix, compute_dtype, refuse_int8, scatter, weight
+from holdfast.matrices.base import PSDMatrix, compute_dtype, refuse_int8, scatter, vector, weight
 
 __all__ = ["DenseMatrix"]
 
@@ -27,7 +27,7 @@ class DenseMatrix(PSDMatrix):
 
     def __matmul__(self, v: Tensor) -> Tensor:
         dtype = compute_dtype(self.matrix, v)
-        return self.matrix.to(dtype) @ v.to(dtype)
+        return self.matrix.to(dtype) @ vector(v, self.dim).to(dtype)
 
     def diagonal(self) -> Tensor:
         return self.matrix.diagonal().to(compute_dtype(self.matrix))

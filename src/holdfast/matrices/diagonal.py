@@ -6,7 +6,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from holdfast.matrices.base import PSDMatrix, compute_dtype, refuse_int8, scatter, weight
+from holdfast.matrices.base import PSDMatrix, compute_dtype, refuse_int8, scatter, vector, weight
 
 __all__ = ["DiagonalMatrix"]
 
@@ -32,7 +32,7 @@ class DiagonalMatrix(PSDMatrix):
 
     def __matmul__(self, v: Tensor) -> Tensor:
         dtype = compute_dtype(self.values, v)
-        return self.values.to(dtype) * v.to(dtype)
+        return self.values.to(dtype) * vector(v, self.dim).to(dtype)
 
     def diagonal(self) -> Tensor:
         return self.values.to(compute_dtype(self.values))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from holdfast import kernels
-from holdfast.matrices.base import Offset, PSDMatrix, compute_dtype, scatter, weight
+from holdfast.matrices.base import Offset, PSDMatrix, compute_dtype, scatter, vector, weight
 
 __all__ = ["FactoredMatrix"]
 
@@ -55,7 +55,7 @@ class FactoredMatrix(PSDMatrix):
 
     def project(self, v: Tensor) -> Tensor:
         """F v, in one read of F."""
-        return self._project([v])
+        return self._project([vector(v, self.dim)])
 
     def lift(self, u: Tensor) -> Tensor:
         """Fᵀ u, in one read of F."""
