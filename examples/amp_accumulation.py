@@ -29,9 +29,7 @@ def train(
     scaler = torch.amp.GradScaler("cpu")  # on a GPU: "cuda", and autocast with float16
     micro = 4  # micro-batches per optimiser step
     for batch_x, batch_y in zip(x.split(128), y.split(128), strict=True):
-        for i, (mx, my) in enumerate(
-            zip(batch_x.chunk(micro), batch_y.chunk(micro), strict=True)
-        ):
+        for i, (mx, my) in enumerate(zip(batch_x.chunk(micro), batch_y.chunk(micro), strict=True)):
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 loss = F.cross_entropy(model(mx), my) / micro
                 if penalty is not None and in_loss and i == micro - 1:

@@ -224,7 +224,11 @@ def best_rank(matrix: Tensor, rank: int, shrink: bool = False) -> Tensor:
 def streamed_low_rank(
     W: Tensor, rank: int, group: int, shrink: bool = False, seed: int = 0, task: int = 0
 ) -> Tensor:
-    """LowRank by dense algebra: ``rank`` single rows, then signed group sums; truncate when full."""
+    """LowRank by dense algebra: ``rank`` single rows, then signed group sums; truncate when full.
+
+    While streaming, at least 32 directions are kept; the last truncation is to ``rank``.
+    """
+    width = max(rank, 32)
     h = Hash(1, seed, task, "groups")
     single = len(W) if group == 1 else min(rank, len(W))
     entering = list(W[:single])
@@ -234,9 +238,9 @@ def streamed_low_rank(
     total = torch.zeros(W.shape[1], W.shape[1], dtype=torch.float64)
     for i, row in enumerate(entering, start=1):
         total = total + torch.outer(row, row)
-        if i % max(rank, 32) == 0 or i == len(entering):
-            total = best_rank(total, rank, shrink)
-    return total
+        if i % width == 0 or i == len(entering):
+            total = best_rank(total, width, shrink)
+    return best_rank(total, rank, shrink) if rank < width else total
 
 
 def blocks(matrix: Tensor, borders: Sequence[int]) -> Tensor:

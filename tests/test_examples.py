@@ -30,7 +30,9 @@ def test_example_runs(path: Path) -> None:
 
 
 def test_quickstart_forgets_without_and_remembers_with() -> None:
-    without, held = (float(x) for x in re.findall(r"([\d.]+)%", run(ROOT / "examples/quickstart.py")))
+    without, held = (
+        float(x) for x in re.findall(r"([\d.]+)%", run(ROOT / "examples/quickstart.py"))
+    )
     assert held > without + 5
 
 
@@ -44,7 +46,10 @@ def test_readme_snippets_run() -> None:
     assert blocks
     for block in blocks:
         done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", block], capture_output=True, text=True, check=False
+            [sys.executable, "-W", "error", "-c", block],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode == 0, f"{block}\n{done.stderr}"
 

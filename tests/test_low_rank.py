@@ -124,20 +124,22 @@ def test_frequent_directions_bound(spectrum: str, rank: int, order: str) -> None
     assert_frequent_directions(found.dense(), W.T @ W, rank)
 
 
-def adversarial(strength: float, parts: int) -> list[Tensor]:
-    """Four strong directions, then a weak one again and again: each time too weak to be kept."""
+def adversarial(strength: float, parts: int, strong: int = 4) -> list[Tensor]:
+    """A few strong directions, then a weak one again and again: each time too weak to be kept."""
     generator = torch.Generator().manual_seed(3)
-    basis = torch.linalg.qr(torch.randn(12, 12, generator=generator, dtype=torch.float64)).Q
-    return [strength * basis[:4], *([basis[4:5]] * parts)]
+    m = strong + 8
+    basis = torch.linalg.qr(torch.randn(m, m, generator=generator, dtype=torch.float64)).Q
+    return [strength * basis[:strong], *([basis[strong : strong + 1]] * parts)]
 
 
 def test_frequent_directions_bound_where_truncation_alone_breaks_it() -> None:
-    W = torch.cat(adversarial(8.0, 400))  # a full buffer of weak rows is weaker than a strong one
-    shrunk = stream(hf.LowRank(rank=4, group=1, shrink=True), W).dense()
-    assert_frequent_directions(shrunk, W.T @ W, 4)
-    cut = stream(hf.LowRank(rank=4, group=1), W).dense()
+    # as many strong rows as are kept while streaming; a full buffer of weak rows is weaker than one
+    W = torch.cat(adversarial(8.0, 3000, strong=32))
+    shrunk = stream(hf.LowRank(rank=32, group=1, shrink=True), W).dense()
+    assert_frequent_directions(shrunk, W.T @ W, 32)
+    cut = stream(hf.LowRank(rank=32, group=1), W).dense()
     with pytest.raises(AssertionError):
-        assert_frequent_directions(cut, W.T @ W, 4)
+        assert_frequent_directions(cut, W.T @ W, 32)
 
 
 class Held(nn.Module):
@@ -190,6 +192,15 @@ def test_truncation_is_close_to_the_best_low_rank(spectrum: str) -> None:
     found = stream(hf.LowRank(rank=4, group=1), W)
     error = torch.linalg.matrix_norm(omega - found.dense())
     assert float(error) <= 1.5 * float(best) + 1e-9
+
+
+@pytest.mark.parametrize("rank", [1, 3, 10])
+def test_a_small_rank_on_a_flat_spectrum_is_close_to_the_best(rank: int) -> None:
+    W = known([1 - i / 100 for i in range(40)], n=900)
+    best = eigenvalues(W.T @ W)[rank:].square().sum() / eigenvalues(W.T @ W).square().sum()
+    found = stream(hf.LowRank(rank=rank, group=1), W).dense()
+    error = (found - W.T @ W).square().sum() / (W.T @ W).square().sum()
+    assert error < 1.02 * best
 
 
 def test_rank_one_is_the_leading_eigenvector() -> None:
@@ -298,4 +309,4 @@ def test_state_stays_small() -> None:
         rows = torch.randn(20, 5000)
         recipe.update(state, GivenRows(rows, torch.arange(first, first + 20)))
         held = state.basis.nbytes + state.buffer.nbytes
-        assert held <= (3 + 32) * 5000 * 4 <= recipe.nbytes(setting)
+        assert held <= (32 + 32) * 5000 * 4 <= recipe.nbytes(setting)

@@ -2,12 +2,9 @@
 
 import json
 import os
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 try:
     import typer
@@ -17,6 +14,8 @@ except ModuleNotFoundError as error:
     ) from error
 
 from holdfast.cli_data import data_app
+from holdfast.cli_errors import clear_errors, writing
+from holdfast.cli_show import inspect, list_known
 
 __all__ = ["app", "main", "seconds"]
 
@@ -31,6 +30,8 @@ app = typer.Typer(
 )
 
 app.add_typer(data_app, name="data")
+app.command()(inspect)
+app.command("list")(list_known)
 
 Settings = Annotated[
     list[str],
@@ -117,7 +118,7 @@ def reproduce(
 
     [dim]holdfast reproduce toy --seeds 20 --preset all --jobs 2 --time-budget 150m[/]
     """
-    with _clear_errors():
+    with clear_errors():
         from rich.console import Console
 
         from holdfast.configuration import lookup
@@ -137,7 +138,7 @@ def reproduce(
             request.adjust(chosen.example(name, smoke)).stream.tasks(0)
         folder = out or Path("results") / (f"{recipe}-smoke" if smoke else recipe)
         budget = None if time_budget is None else seconds(time_budget)
-        with _writing(folder):
+        with writing(folder):
             summary = run_recipe(
                 chosen,
                 request,
@@ -153,7 +154,7 @@ def reproduce(
         typer.echo(f"{summary.ran} runs finished, {summary.kept} were there already.")
         for label, reason in summary.failed:
             typer.echo(f"failed: {label}: {reason}", err=True)
-        with _writing(folder):
+        with writing(folder):
             page = _report(folder, folder)
         typer.echo(str(page))
         if summary.failed:
@@ -177,7 +178,7 @@ def run(
 
     [dim]holdfast run toy --set training.epochs=20 --set seed=7[/]
     """
-    with _clear_errors():
+    with clear_errors():
         from rich.console import Console
         from rich.progress import Progress
 
@@ -201,7 +202,7 @@ def run(
                 typer.echo(f"{experiment.label}: {metrics.average_accuracy(result.test):.1%}")
                 typer.echo(f"{path} (was there already)")
                 return
-        with _writing(out):
+        with writing(out):
             check_writable(out)
             with Progress(console=Console(stderr=True), transient=True) as progress:
                 bar = progress.add_task(experiment.label, total=1.0)
@@ -226,7 +227,7 @@ def report(
 
     [dim]holdfast report toy --format json[/]
     """
-    with _clear_errors():
+    with clear_errors():
         from holdfast.configuration import lookup
 
         lookup("format", {"html": None, "json": None}, format)
@@ -236,60 +237,8 @@ def report(
 
             typer.echo(json.dumps(rows(folder), indent=1, ensure_ascii=False))
             return
-        with _writing(out or folder):
+        with writing(out or folder):
             typer.echo(str(_report(folder, out or folder)))
-
-
-@app.command()
-def inspect(
-    file: Annotated[Path, typer.Argument(help="A penalty file.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """Show what a penalty file holds: how it was made, shapes, sizes, whether its bytes are whole."""
-    with _clear_errors():
-        from holdfast.storage import describe
-
-        described = describe(file)
-        if as_json:
-            typer.echo(json.dumps(described, indent=1, ensure_ascii=False))
-        else:
-            _print_tree(str(file), described)
-        if not described["intact"]:
-            _stop(f"{file} is damaged: its bytes are not those that were written")
-
-
-@app.command("list")
-def list_known() -> None:
-    """Show the known recipes and presets, importances, approximations, histories, streams and models."""
-    with _clear_errors():
-        from rich.console import Console
-        from rich.tree import Tree
-
-        from holdfast.approximation import APPROXIMATIONS
-        from holdfast.history import HISTORIES
-        from holdfast.importance import IMPORTANCES
-        from holdfast.models import MODELS
-        from holdfast.recipes import RECIPES
-        from holdfast.streams import STREAMS
-
-        tree = Tree("[bold]recipes[/]  holdfast reproduce RECIPE --preset PRESET")
-        for name, recipe in RECIPES.items():
-            branch = tree.add(f"[bold]{name}[/]  {recipe.summary}")
-            for preset, meaning in recipe.presets.items():
-                branch.add(f"{preset}  [dim]{meaning}[/]")
-        console = Console()
-        console.print(tree, highlight=False)
-        for axis, members in (
-            ("regularizer.importance", IMPORTANCES),
-            ("regularizer.approximation", APPROXIMATIONS),
-            ("regularizer.history", HISTORIES),
-            ("stream", STREAMS),
-            ("model", MODELS),
-        ):
-            tree = Tree(f"[bold]{axis}[/]")
-            for name, member in members.items():
-                tree.add(f"{name}  [dim]{(member.__doc__ or '').strip().splitlines()[0]}[/]")
-            console.print(tree, highlight=False)
 
 
 def _sizes(epochs: int | None, train_size: int | None) -> list[str]:
@@ -339,71 +288,11 @@ def _report(folder: Path, out: Path) -> Path:
     return page
 
 
-def _print_tree(title: str, value: dict[str, Any]) -> None:
-    """Nested values as a tree."""
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.tree import Tree
-
-    def grow(tree: Tree, value: Any) -> None:
-        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-            if isinstance(item, dict) or (isinstance(item, list) and any(map(_nested, item))):
-                grow(tree.add(f"[bold]{escape(str(key))}[/]"), item)
-            else:
-                tree.add(f"{escape(str(key))}: {escape(json.dumps(item, ensure_ascii=False))}")
-
-    tree = Tree(f"[bold]{escape(title)}[/]")
-    grow(tree, value)
-    Console().print(tree)
-
-
-def _nested(value: Any) -> bool:
-    return isinstance(value, dict | list)
-
-
 def _cores() -> int:
     """The cores this process may use."""
     return (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
-
-
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """Says which folder could not be written, why, and what to do."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        from holdfast.reproduction import explain
-
-        raise ValueError(explain(error, folder)) from error
-
-
-@contextmanager
-def _clear_errors() -> Iterator[None]:
-    """Turns wrong input into one clear message, and Ctrl-C or a kill into a clean end."""
-
-    def interrupt(number: int, frame: object) -> NoReturn:
-        raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    except (ValueError, OSError, FloatingPointError) as error:
-        _stop(str(error))
-    except KeyboardInterrupt:
-        typer.echo("stopped; finished runs are kept, the same command goes on", err=True)
-        raise typer.Exit(130) from None
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-
-
-def _stop(message: str) -> NoReturn:
-    """End with a message and the exit code of wrong use."""
-    typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(2)
 
 
 if __name__ == "__main__":

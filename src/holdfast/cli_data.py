@@ -1,11 +1,11 @@
 """``holdfast data``: fetch, list and find the data sets."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from holdfast.cli_errors import clear_errors
 
 __all__ = ["data_app"]
 
@@ -32,7 +32,7 @@ def fetch(
 
     An interrupted download goes on where it stopped.
     """
-    with _clear_errors():
+    with clear_errors():
         from holdfast.configuration import lookup
         from holdfast.data import DATASETS
 
@@ -45,7 +45,7 @@ def fetch(
 @data_app.command("list")
 def list_sets(folder: Folder = None) -> None:
     """Show the known data sets and which of them are here."""
-    with _clear_errors():
+    with clear_errors():
         from holdfast.data import DATASETS
 
         for name, module in DATASETS.items():
@@ -63,23 +63,10 @@ def path(
     folder: Folder = None,
 ) -> None:
     """Print the folder of a data set, or of all."""
-    with _clear_errors():
+    with clear_errors():
         from holdfast.configuration import lookup
         from holdfast.data import DATASETS, root
 
         if name is not None:
             lookup("data set", DATASETS, name)
         typer.echo(str(root(folder) / (name or "")))
-
-
-@contextmanager
-def _clear_errors() -> Iterator[None]:
-    """Turns what can go wrong into one clear message."""
-    try:
-        yield
-    except (ValueError, OSError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        typer.echo("stopped; the same command goes on where it was", err=True)
-        raise typer.Exit(130) from None

@@ -133,7 +133,8 @@ class ParameterSpace:
             ValueError: The model lacks a parameter or has it in another shape; all are named.
         """
         root = unwrap(model)
-        wrong, found = [], []
+        wrong: list[str] = []
+        found: list[Tensor] = []
         for name, shape, path in zip(self.names, self.shapes, self._paths, strict=True):
             parameter = _resolve(root, *path)
             if parameter is None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from holdfast import memory
 from holdfast.rows import RowBatch
 
 __all__ = ["Regrouping"]
@@ -110,6 +111,9 @@ class Regrouping:
             for bucket in self._stores[oldest].fill.nonzero().squeeze(1).tolist():
                 self._flush(self._stores[oldest], bucket)
             del self._stores[oldest]
+        device = columns[0].device if columns else torch.device("cpu")
+        advice = "consolidate with a smaller batch size or a smaller sketch"
+        memory.require(f"holding back {rows} examples", each * rows, device, advice)
         self._stores[key] = _Store(
             batch=batch.like([column[:0] for column in columns], batch.index[:0]),
             columns=[column.new_empty((rows, *column.shape[1:])) for column in columns],

@@ -15,7 +15,7 @@ from holdfast.rows import RowBatch
 
 __all__ = ["LowRank", "rotate"]
 
-_LEAST_BUFFER = 32  # rows between two eigendecompositions, however small the rank
+_LEAST = 32  # rows kept while streaming, and between two truncations, however small the rank
 _COLUMNS = 2**15  # columns at a time: few enough to stay in a cache, enough to keep a product busy
 
 
@@ -59,15 +59,20 @@ def _products(A: Tensor, B: Tensor) -> Tensor:
 
 
 class _State:
-    """A basis of at most ``rank`` rows, a buffer of incoming rows, and the group being summed."""
+    """A basis of a few rows, a buffer of incoming rows, and the group being summed.
+
+    While streaming, the basis is wider than a small rank: what a later row would have made
+    important must not be gone by then.
+    """
 
     def __init__(self, recipe: "LowRank", setting: Setting) -> None:
         self.recipe, self.setting = recipe, setting
         self.hash = SketchHash.draw(1, setting.draw.generator("groups"))
-        self.basis = setting.zeros(recipe.rank, setting.dim)
+        self.width = max(recipe.rank, _LEAST)
+        self.basis = setting.zeros(self.width, setting.dim)
         self.kept = 0  # rows of the basis that are in use
         self.gram: Tensor | None = None  # of those rows, where it is known
-        self.buffer = setting.zeros(max(recipe.rank, _LEAST_BUFFER), setting.dim)
+        self.buffer = setting.zeros(self.width, setting.dim)
         self.filled = 0  # complete rows in the buffer
         self.pending = 0  # rows already summed into the next one
         self.single = 0  # rows that entered one by one
@@ -84,20 +89,20 @@ class _State:
         """Take the buffer into the basis: in place, a few columns at a time."""
         recipe, old, new = self.recipe, self.basis[: self.kept], self.buffer[: self.filled]
         count = self.kept + self.filled
-        if count <= recipe.rank:
+        if count <= self.width:
             self.basis[self.kept : count] = new
             self.kept, self.gram = count, None
         else:
             cross, below = _products(old, new), _products(new, new)
             above = _products(old, old) if self.gram is None else self.gram
             whole = torch.cat([torch.cat([above, cross], 1), torch.cat([cross.T, below], 1)])
-            U, lengths = _leading(whole, recipe.rank, recipe.shrink)
+            U, lengths = _leading(whole, self.width, recipe.shrink)
             up, down = torch.split(U.T.to(old.dtype), [self.kept, self.filled], 1)
             for first in range(0, self.setting.dim, _COLUMNS):
                 part = slice(first, first + _COLUMNS)
                 self.basis[:, part] = torch.addmm(up @ old[:, part], down, new[:, part])
             # the rotated rows are orthogonal: only products with new rows are ever needed again
-            self.kept, self.gram = recipe.rank, torch.diag(lengths)
+            self.kept, self.gram = self.width, torch.diag(lengths)
         new.zero_()
         self.filled = 0
 
@@ -191,12 +196,14 @@ class LowRank(Approximation):
             state.push()
         if state.filled:
             state.truncate()
-        whole = state.kept == len(state.basis)
-        return FactoredMatrix(state.basis if whole else state.basis[: state.kept].clone())
+        if state.kept == self.rank == len(state.basis):
+            return FactoredMatrix(state.basis)
+        streamed = FactoredMatrix(state.basis[: state.kept])
+        return FactoredMatrix(rotate(streamed, (), self.rank, self.shrink)[0].factor.clone())
 
     def nbytes(self, setting: Setting) -> int:
         # basis and buffer; the rotation is in place
-        return setting.nbytes((self.rank + max(self.rank, _LEAST_BUFFER)) * setting.dim)
+        return setting.nbytes(2 * max(self.rank, _LEAST) * setting.dim)
 
     def add(self, old: PSDMatrix, offset: Offset, new: PSDMatrix) -> tuple[PSDMatrix, Offset]:
         assert isinstance(old, FactoredMatrix)

@@ -42,7 +42,7 @@ class BlockDiagonalMatrix(PSDMatrix):
         dtype = compute_dtype(*self.stacks, v)
         pieces = self._pieces(v.to(dtype))
         products = [
-            torch.bmm(s.to(dtype), p.unsqueeze(2)).flatten()
+            torch.bmm(p.unsqueeze(1), s.to(dtype)).flatten()  # pᵀB: rows are read in order
             for s, p in zip(self.stacks, pieces, strict=True)
         ]
         return torch.cat(products)

@@ -1,0 +1,49 @@
+"""What the command line says when something goes wrong: one clear message, no traceback."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+import typer
+
+__all__ = ["clear_errors", "stop", "writing"]
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Says which folder could not be written, why, and what to do."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        from holdfast.reproduction import explain
+
+        raise ValueError(explain(error, folder)) from error
+
+
+@contextmanager
+def clear_errors() -> Iterator[None]:
+    """Turns wrong input into one clear message, and Ctrl-C or a kill into a clean end."""
+
+    def interrupt(number: int, frame: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    except (ValueError, OSError, FloatingPointError) as error:
+        stop(str(error))
+    except KeyboardInterrupt:
+        typer.echo("stopped; finished runs are kept, the same command goes on", err=True)
+        raise typer.Exit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def stop(message: str) -> NoReturn:
+    """End with a message and the exit code of wrong use."""
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(2)
