@@ -116,3 +116,63 @@ def test_a_model_without_memory_or_on_two_devices_is_refused() -> None:
     halves = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 3, device="meta"))
     with pytest.raises(ValueError, match="on cpu, meta, expected one device"):
         regularizer.consolidate(halves, _data())
+
+
+def _head(**options: Any) -> tuple[nn.Module, hf.Penalty]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    regularizer = hf.Regularizer(options.pop("importance", hf.EWC()), hf.LowRank(rank=20))
+    return model, regularizer.consolidate(model, options.pop("data", _data()), seed=0)
+
+
+def test_diagnose_sees_parameters_that_were_frozen_after_consolidation() -> None:
+    model, penalty = _head()
+    before = penalty.diagnose(model, _data())
+    model[0].requires_grad_(False)  # type: ignore[operator]
+    after = penalty.diagnose(model, _data())
+    assert after == before
+    assert [p.requires_grad for p in model.parameters()] == [False, False, True, True]
+
+
+@pytest.mark.parametrize("importance", [hf.MAS(), hf.SCP(slices=3), hf.EWC(labels="sampled")])
+def test_diagnose_without_labels_says_where_to_take_a_loss_from(importance: hf.Importance) -> None:
+    unlabelled = [(x,) for x, _ in _data()]
+    model, penalty = _head(importance=importance, data=unlabelled)
+    with pytest.raises(ValueError, match="pass new= with labelled batches"):
+        penalty.diagnose(model, unlabelled)
+    assert penalty.diagnose(model, unlabelled, new=_data()).loss > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"limit": 0}, "limit must be a positive integer"),
+        ({"seed": -1}, "seed must be a non-negative integer"),
+        ({"loss": lambda outputs, batch: outputs.mean()}, "one loss per example"),
+        ({"data": []}, "the data is empty"),
+    ],
+)
+def test_diagnose_refuses_bad_options(options: dict[str, Any], message: str) -> None:
+    model, penalty = _head()
+    with pytest.raises(ValueError, match=message):
+        penalty.diagnose(model, **{"data": _data(), **options})
+
+
+def test_a_loss_module_of_torch_is_refused_with_the_way_to_wrap_it() -> None:
+    with pytest.raises(TypeError, match=r"CrossEntropyLoss takes \(outputs, labels\)"):
+        hf.Regularizer(hf.EWC(), hf.Diagonal()).consolidate(
+            nn.Linear(5, 3).double(), _data(), loss=nn.CrossEntropyLoss(reduction="none")
+        )
+
+
+def test_complex_parameters_are_refused_by_name() -> None:
+    class Waves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.waves = nn.Parameter(torch.ones(5, 3, dtype=torch.complex128))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x.to(torch.complex128) @ self.waves).abs()
+
+    with pytest.raises(ValueError, match="parameter waves is complex"):
+        hf.Regularizer(hf.EWC(), hf.Diagonal()).consolidate(Waves(), _data())

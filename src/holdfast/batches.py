@@ -11,7 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-__all__ = ["cut", "forward", "join", "labels", "move", "rebuild", "signature", "size", "tensors"]
+__all__ = [
+    "cut",
+    "forward",
+    "has_labels",
+    "join",
+    "labels",
+    "move",
+    "rebuild",
+    "signature",
+    "size",
+    "tensors",
+]
 
 
 def forward(model: nn.Module, batch: Any) -> Any:
@@ -34,13 +45,11 @@ def labels(batch: Any) -> Any:
     Raises:
         ValueError: The batch has none.
     """
+    if has_labels(batch):
+        return batch["labels"] if isinstance(batch, Mapping) else batch[1]
     if isinstance(batch, Mapping):
-        if batch.get("labels") is not None:
-            return batch["labels"]
         got = f"a mapping with the keys {', '.join(map(str, batch))}"
     elif isinstance(batch, Sequence) and not isinstance(batch, str | bytes):
-        if len(batch) > 1 and batch[1] is not None:
-            return batch[1]
         got = f"a {type(batch).__name__} of {len(batch)}"
     else:
         got = f"a {type(batch).__name__}"
@@ -48,6 +57,14 @@ def labels(batch: Any) -> Any:
         f"the batch has no labels: expected (inputs, labels, …) or a mapping with 'labels', got {got}; "
         "pass loss= to say what a batch means, or use labels='predicted' or 'sampled', or MAS"
     )
+
+
+def has_labels(batch: Any) -> bool:
+    """Whether :func:`labels` finds any."""
+    if isinstance(batch, Mapping):
+        return batch.get("labels") is not None
+    listed = isinstance(batch, Sequence) and not isinstance(batch, str | bytes)
+    return listed and len(batch) > 1 and batch[1] is not None
 
 
 def tensors(batch: Any) -> list[Tensor]:

@@ -2,7 +2,7 @@ r"""Is the approximation good, and is the penalty strong enough? Measured, not g
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from holdfast import losses
 from holdfast.analysis import spectrum
+from holdfast.approximation.base import positive
 from holdfast.batches import forward as default_forward
-from holdfast.batches import move
+from holdfast.batches import has_labels, move
 from holdfast.configuration import from_json
 from holdfast.hashing import Draw
 from holdfast.history import History
@@ -116,6 +117,9 @@ def diagnose(
     """
     if not 0 < target < 1:
         raise ValueError(f"target must lie in (0, 1), got {target}")
+    positive("limit", limit)
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise ValueError(f"seed must be a non-negative integer, got {seed!r}")
     if importance is None:
         rule = penalty.recipe.get("importance", {})
         if rule.get("name") not in ("ewc", "mas", "scp"):
@@ -127,7 +131,7 @@ def diagnose(
     space = penalty.space
     device = space.tensors(inner)[0].device
     here = penalty._on(device)
-    with preserved(inner, device):
+    with preserved(inner, device), _trainable(space.parameters(inner)):
         value = float(here(inner).detach())
         mean, _ = _loss_gradient(inner, space, fresh, forward, loss)
         with _at(inner, space, here.anchor):
@@ -167,6 +171,19 @@ def _take(data: Iterable[Any], limit: int) -> Iterator[Any]:
         seen += size(batch) or 1
         if seen >= limit:
             return
+
+
+@contextlib.contextmanager
+def _trainable(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Held parameters have rows, also where they have been frozen since they were consolidated."""
+    frozen = [parameter for parameter in parameters if not parameter.requires_grad]
+    try:
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
 
 
 @contextlib.contextmanager
@@ -214,7 +231,7 @@ def _loss_gradient(
     total, count = 0.0, 0
     for raw in data:
         batch = move(raw, device)
-        each = (loss or losses.default)((forward or default_forward)(model, batch), batch)
+        each = _losses(model, batch, forward, loss)
         each.sum().backward()  # type: ignore[no-untyped-call]
         total, count = total + float(each.detach().sum()), count + len(each)
     if not count:
@@ -226,6 +243,28 @@ def _loss_gradient(
     for parameter in model.parameters():
         parameter.grad = None
     return total / count, space.flatten(pieces)
+
+
+def _losses(
+    model: nn.Module,
+    batch: Any,
+    forward: Callable[[nn.Module, Any], Any] | None,
+    loss: Loss | None,
+) -> Tensor:
+    """The training loss of each example."""
+    outputs = (forward or default_forward)(model, batch)
+    if loss is None and not has_labels(batch):
+        raise ValueError(
+            "diagnose compares the penalty with a training loss, and the batch has no labels; pass "
+            "new= with labelled batches of the next task, or loss=(outputs, batch) -> (B,)"
+        )
+    each = (loss or losses.default)(outputs, batch)
+    if each.dim() != 1:
+        raise ValueError(
+            f"expected one loss per example, shape (B,), got {tuple(each.shape)}; a batch mean is "
+            "not enough: use reduction='none'"
+        )
+    return each
 
 
 def _equal_norm_strength(

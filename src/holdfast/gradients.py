@@ -57,6 +57,12 @@ class Gradients:
         forward: Forward,
         loss: Loss | None,
     ) -> None:
+        if type(loss).__module__ == nn.CrossEntropyLoss.__module__:
+            raise TypeError(
+                f"loss is called as loss(outputs, batch), and {type(loss).__name__} takes (outputs, "
+                "labels); pass loss=lambda outputs, batch: … that returns one value per example "
+                "(reduction='none'), or leave it out for cross-entropy"
+            )
         self.space, self.importance = space, importance
         self.rows_per_example = 1
         self._loss, self._call = loss, _Call(model, forward)
@@ -75,6 +81,11 @@ class Gradients:
         self.squares = Squares(self, model, self._parameters)
         self.sums = SignedSums(self, model, self._parameters)
         for name, parameter in zip(space.names, self._parameters, strict=True):
+            if parameter.is_complex():
+                raise ValueError(
+                    f"parameter {name} is complex; hold real ones only: make it a real parameter "
+                    "and use torch.view_as_complex in the model, or leave it out with exclude="
+                )
             if not bool(parameter.isfinite().all()):
                 raise ValueError(
                     f"parameter {name} holds NaN or inf: training has diverged; go back to finite "
