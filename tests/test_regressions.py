@@ -1,6 +1,7 @@
 """Things that broke in the hands of users, each the smallest script that showed it."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import holdfast as hf
+from holdfast.gradients import CouplingWarning
 
 Batches = list[tuple[Tensor, Tensor]]
 
@@ -176,3 +178,35 @@ def test_complex_parameters_are_refused_by_name() -> None:
 
     with pytest.raises(ValueError, match="parameter waves is complex"):
         hf.Regularizer(hf.EWC(), hf.Diagonal()).consolidate(Waves(), _data())
+
+
+@dataclass(frozen=True)
+class _TwoValuesOneRow(hf.Importance):
+    @property
+    def several(self) -> bool:
+        return True
+
+    def potentials(
+        self, outputs: Any, batch: Any, *, loss: Any, uniforms: Tensor | None
+    ) -> Tensor:
+        return outputs[:, :2]
+
+
+def test_a_rule_with_more_values_than_rows_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match="returned 2 values per example, and its rows_per_example"
+    ):
+        hf.Regularizer(_TwoValuesOneRow(), hf.Full()).consolidate(
+            nn.Linear(5, 3).double(), _data()
+        )
+
+
+class _Centred(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x - x.mean(0))
+
+
+def test_a_model_that_mixes_the_examples_of_a_batch_is_reported() -> None:
+    model = _Centred(5, 3).double()
+    with pytest.warns(CouplingWarning, match="mixes the examples of a batch"):
+        hf.Regularizer(hf.EWC(), hf.CountSketch(size=2)).consolidate(model, _data(), seed=0)

@@ -18,7 +18,7 @@ from holdfast.importance import Importance, Loss
 from holdfast.parameters import ParameterSpace
 from holdfast.squares import SignedSums, Squares
 
-__all__ = ["Gradients", "VectorisationWarning"]
+__all__ = ["CouplingWarning", "Gradients", "VectorisationWarning"]
 
 ROW_BYTES = 2**28  # 256 MiB: what a block of written-out rows may take
 Forward = Callable[[nn.Module, Any], Any]
@@ -26,6 +26,10 @@ Forward = Callable[[nn.Module, Any], Any]
 
 class VectorisationWarning(UserWarning):
     """Per-example gradients could not be vectorised; they are computed one by one."""
+
+
+class CouplingWarning(UserWarning):
+    """The value of an example changes with the batch it is in."""
 
 
 class Like(TypedDict):
@@ -99,10 +103,24 @@ class Gradients:
             self.importance.check(outputs, batch, self._loss)
             self.rows_per_example = self.importance.rows_per_example(outputs)
             # on the batch as it came, so that messages show its shapes and not those of a part
-            self._finite(self._values(outputs, batch, torch.zeros(1, device=self.device)))
+            none = torch.zeros(1, device=self.device)
+            values = self._finite(self._values(outputs, batch, none))
+        if values.shape[1] != self.rows_per_example:
+            raise ValueError(
+                f"{self.importance!r} returned {values.shape[1]} values per example, and its "
+                f"rows_per_example says {self.rows_per_example}; let both say the same"
+            )
         if batches.size(batch) is not None:  # otherwise the first backward pass says it
-            one = batches.cut(batch, slice(0, 1))
-            self._dependent(self.potentials(one, torch.zeros(1, device=self.device)))
+            alone = self.potentials(batches.cut(batch, slice(0, 1)), none)
+            self._dependent(alone)
+            if not torch.allclose(alone[0], values[0], rtol=self._rounding(0.01), atol=1e-3):
+                warnings.warn(
+                    f"the first example has the value {float(alone[0, 0].detach()):.4g} alone and "
+                    f"{float(values[0, 0]):.4g} in its batch: the model mixes the examples of a batch "
+                    "or draws random numbers, so the rows depend on how examples are batched",
+                    CouplingWarning,
+                    stacklevel=2,
+                )
 
     def count(self, batch: Any) -> int:
         """The number of examples in a batch that cannot be cut: the length of its outputs."""
@@ -289,11 +307,14 @@ class Gradients:
         self.add_gradient_(total, values.gather(1, which.unsqueeze(1)).sum())
         pieces = torch.split(total, list(self.space.sizes))
         difference = block.sum(0) - torch.cat([pieces[i] for i in chosen])
-        half = any(p.dtype.itemsize < 4 for p in self._parameters)
-        allowed = (0.1 if half else 1e-3) * block.abs().sum(0).amax()  # far above rounding
+        allowed = self._rounding(1e-3) * block.abs().sum(0).amax()  # far above rounding
         agree = not bool(difference.abs().amax() > allowed)  # NaN is named elsewhere, by example
         self._proven = agree and bool(allowed > 0)
         return agree
+
+    def _rounding(self, single: float) -> float:
+        """The relative difference that is still rounding: ``single``, or a tenth in half precision."""
+        return 0.1 if any(p.dtype.itemsize < 4 for p in self._parameters) else single
 
     def single_rows(
         self,

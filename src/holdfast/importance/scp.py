@@ -44,6 +44,9 @@ class SCP(Importance):
         """One value per output; the slices mix them."""
         return True
 
+    def rows_per_example(self, outputs: Any) -> int:
+        return class_logits(outputs, "SCP()").shape[1]
+
     def directions(self, classes: int, generator: np.random.Generator) -> Tensor:
         """The rows are ``directions @ J̄``: a matrix (min(L, K), K), 1/√L included."""
         if self.slices is None:
