@@ -27,7 +27,8 @@ EXPERIMENTS = """
     seeds settings augmentation data streams multi_head wide_resnet models
     backpropagation training metrics original_diagonal
     experiment results boundaries checkpoint fisher_study execution jobs
-    display sweep worker recipes reproduction report cli_errors cli_data cli_show cli
+    display sweep worker recipes reproduction report bench
+    cli_errors cli_bench cli_data cli_show cli
 """.split()
 
 ORDER = CORE + EXPERIMENTS

@@ -382,7 +382,7 @@ def test_one_pass_and_no_hooks_left() -> None:
     first = len(calls)
     calls.clear()
     diagonal(model, [(x[i : i + 2], y[i : i + 2]) for i in range(0, 20, 2)])
-    assert len(calls) - first == 8 - 2, "one pass per further batch; two probes fewer"
+    assert len(calls) - first == 8, "one pass per further batch"
     handle.remove()
     assert not any(m._forward_hooks for m in model.modules())
     assert all(p.requires_grad and p.grad is None for p in model.parameters())

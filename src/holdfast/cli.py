@@ -13,6 +13,7 @@ except ModuleNotFoundError as error:
         "the command line needs typer: pip install 'holdfast[experiments]'"
     ) from error
 
+from holdfast.cli_bench import bench
 from holdfast.cli_data import data_app
 from holdfast.cli_errors import clear_errors, writing
 from holdfast.cli_show import inspect, list_known
@@ -32,6 +33,7 @@ app = typer.Typer(
 app.add_typer(data_app, name="data")
 app.command()(inspect)
 app.command("list")(list_known)
+app.command()(bench)
 
 Settings = Annotated[
     list[str],

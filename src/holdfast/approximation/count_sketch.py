@@ -86,7 +86,8 @@ class CountSketch(Approximation):
                 "needs no more memory and is exact",
                 stacklevel=2,
             )
-        return FactoredMatrix(state.factor).scale_(1 / self.copies)
+        found = FactoredMatrix(state.factor)
+        return found if self.copies == 1 else found.scale_(1 / self.copies)
 
     def nbytes(self, setting: Setting) -> int:
         return setting.nbytes(self.copies * self.size * setting.dim)

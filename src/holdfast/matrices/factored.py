@@ -141,7 +141,10 @@ class FactoredMatrix(PSDMatrix):
         return self.factor.square().sum(0)
 
     def trace(self) -> Tensor:
-        return self.factor.square().sum()
+        if self._scale is not None or self._rows.dtype != compute_dtype(self._rows):
+            return self.factor.square().sum()
+        norms = torch.linalg.vector_norm(self._rows, dim=1)  # one read, no squares written out
+        return norms.square().sum()
 
     def dense(self) -> Tensor:
         F = self.factor

@@ -1,0 +1,224 @@
+"""What is measured: the penalty, a step with it, consolidation, memory, growth."""
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from holdfast.approximation import Approximation, CountSketch, Diagonal, LowRank
+from holdfast.bench.measuring import Measurement, Ratio, exponent, peak_bytes, ratio
+from holdfast.importance import EWC
+from holdfast.matrices import FactoredMatrix
+from holdfast.parameters import ParameterSpace
+from holdfast.penalty import Penalty
+from holdfast.regularizer import Regularizer
+
+__all__ = ["SUITES"]
+
+
+_SIZES = (784, 1024, 512, 256, 10)  # permuted MNIST
+
+
+def perceptron(sizes: Sequence[int] = _SIZES) -> nn.Sequential:
+    """The network of the permuted-MNIST experiments."""
+    from holdfast.models import mlp
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return mlp(sizes)
+
+
+class _Work:
+    """A network with random data of the right shape, and one plain epoch over them."""
+
+    def __init__(
+        self, model: nn.Module, shape: tuple[int, ...], examples: int, batch: int
+    ) -> None:
+        draw = torch.Generator().manual_seed(0)
+        x = torch.rand((examples, *shape), generator=draw)
+        y = torch.randint(10, (examples,), generator=draw)
+        self.model, self.batch = model.eval(), batch
+        self.data = list(zip(torch.split(x, batch), torch.split(y, batch), strict=True))
+
+    def epoch(self) -> None:
+        """Forward and backward over every batch, as plain training does."""
+        for x, y in self.data:
+            self.model.zero_grad()
+            functional.cross_entropy(self.model(x), y).backward()  # type: ignore[no-untyped-call]
+        self.model.zero_grad()
+
+    def consolidate(self, approximation: Approximation) -> Penalty:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            recipe = Regularizer(EWC(), approximation)
+            return recipe.consolidate(self.model, self.data, seed=0, progress=False)
+
+
+def _factored(model: nn.Module, t: int, dtype: torch.dtype = torch.float32) -> Penalty:
+    space = ParameterSpace.of(model)
+    anchor = space.flatten([p.detach() for p in space.tensors(model)]) + 0.01
+    rows = torch.randn(t, space.dim, generator=torch.Generator().manual_seed(0))
+    return Penalty(space, FactoredMatrix(rows).to(dtype=dtype), anchor, 1e-3)
+
+
+def _resnet() -> nn.Module:
+    from holdfast.models import WideResNet
+
+    return WideResNet(autocast=False).build(0)
+
+
+def penalty_suite(pairs: int, quick: bool) -> Iterator[Measurement]:
+    """Value and gradient together, in units of one float32 read of the factor."""
+    model = perceptron((784, 64, 10) if quick else _SIZES)
+    plain = _factored(model, 50)
+    F, v = plain.matrix.tensors["rows"], torch.randn(plain.space.dim)
+    exact = float(plain(model).detach())
+    for dtype, target in ((torch.float32, 2.1), (torch.bfloat16, 1.4), (torch.int8, 1.0)):
+        penalty = plain.to(dtype=dtype)
+        found = ratio(partial(torch.mv, F, v), partial(penalty.add_grad_, model), pairs)
+        change = abs(float(penalty(model).detach()) / exact - 1)
+        name = str(dtype).removeprefix("torch.")
+        note = "" if dtype == torch.float32 else f"storage changes the penalty by {change:.1e}"
+        yield _line("penalty", f"add_grad_, {name} / one float32 read", found, target, note)
+
+
+def step_suite(pairs: int, quick: bool) -> Iterator[Measurement]:
+    """A training step with the sketched penalty, in units of a plain one."""
+    targets = {torch.float32: 3.6, torch.bfloat16: 2.8, torch.int8: 2.3}
+    yield from _steps("MLP, batch 100", perceptron(), (100, 784), targets, pairs)
+    if not quick:
+        targets = {torch.float32: 1.1}
+        yield from _steps("WRN-16-4, batch 64", _resnet(), (64, 3, 32, 32), targets, pairs)
+
+
+def _steps(
+    name: str,
+    model: nn.Module,
+    shape: tuple[int, ...],
+    targets: dict[torch.dtype, float],
+    pairs: int,
+) -> Iterator[Measurement]:
+    x, y = torch.rand(shape), torch.randint(10, (shape[0],))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-5, fused=True)
+
+    def step(penalty: Penalty | None) -> None:
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+        if penalty is not None:
+            penalty.add_grad_(model)
+        optimizer.step()
+
+    plain = _factored(model, 50)
+    for dtype, target in targets.items():
+        penalty = plain.to(dtype=dtype)
+        found = ratio(partial(step, None), partial(step, penalty), pairs)
+        kind = str(dtype).removeprefix("torch.")
+        yield _line("step", f"{name}, {kind} / a plain step", found, target)
+
+
+def consolidation_suite(pairs: int, quick: bool) -> Iterator[Measurement]:
+    """Consolidation, in units of one plain epoch of forward and backward at the same batch size."""
+    examples = 1_000 if quick else 60_000
+    cases: list[tuple[Approximation, float]] = [(CountSketch(50), 1.15), (Diagonal(), 2.0)]
+    if not quick:
+        cases += [(LowRank(50), 2.0), (CountSketch(500), 1.5)]
+    yield from _consolidations("MLP", perceptron(), (784,), examples, 100, cases, pairs)
+    if not quick:
+        cases = [(CountSketch(50), 1.15), (Diagonal(), 3.0)]
+        shape = (3, 32, 32)
+        yield from _consolidations("WRN-16-4", _resnet(), shape, 2_500, 64, cases, pairs)
+
+
+def _consolidations(
+    name: str,
+    model: nn.Module,
+    shape: tuple[int, ...],
+    examples: int,
+    batch: int,
+    cases: Sequence[tuple[Approximation, float]],
+    pairs: int,
+) -> Iterator[Measurement]:
+    work = _Work(model, shape, examples, batch)
+    for approximation, target in cases:
+        found = ratio(work.epoch, partial(work.consolidate, approximation), pairs)
+        yield _line(
+            "consolidation",
+            f"{name}, n = {examples}, {approximation!r} / one epoch",
+            found,
+            target,
+        )
+
+
+def memory_suite(pairs: int, quick: bool) -> Iterator[Measurement]:
+    """Memory while consolidating, beyond the result, in units of a training step's."""
+    work = _Work(perceptron(), (784,), 1_000 if quick else 10_000, 100)
+    _, step = peak_bytes(work.epoch)
+    penalty, peak = peak_bytes(partial(work.consolidate, CountSketch(50)))
+    beyond = max(0, peak - penalty.nbytes)
+    note = f"{beyond / 1e6:.0f} MB against {step / 1e6:.0f} MB"
+    value = beyond / max(step, 1)
+    yield Measurement(
+        "memory", "CountSketch(50) / a training step", value, value, value, 2.0, note
+    )
+
+
+def growth_suite(pairs: int, quick: bool) -> Iterator[Measurement]:
+    """Fitted exponents of time in the number of parameters, examples, rows and tasks."""
+    scale, few = (1, CountSketch(10)) if quick else (4, CountSketch(10))
+    models = [perceptron((784, width * scale, 10)) for width in (128, 256, 512)]
+    dims = [ParameterSpace.of(model).dim for model in models]
+    works = [_Work(model, (784,), 2_000 * scale, 100) for model in models]
+    runs = [partial(work.consolidate, few) for work in works]
+    yield _growth("consolidation in m", dims, runs, 1.1)
+    counts = [2_000 * scale, 4_000 * scale, 8_000 * scale]
+    works = [_Work(models[0], (784,), count, 100) for count in counts]
+    runs = [partial(work.consolidate, few) for work in works]
+    yield _growth("consolidation in n", counts, runs, 1.1)
+    sizes = [5, 10, 20]
+    runs = [partial(works[-1].consolidate, CountSketch(size)) for size in sizes]
+    yield _growth("consolidation in t", sizes, runs, 0.15)
+    rows = [25, 50, 100]
+    steps = [partial(_factored(models[-1], t).add_grad_, models[-1]) for t in rows]
+    yield _growth("penalty step in t", rows, steps, 1.1)
+    steps = [partial(_factored(model, 50).add_grad_, model) for model in models]
+    yield _growth("penalty step in m", dims, steps, 1.1)
+    recipe, work = Regularizer(EWC(), CountSketch(10)), works[0]
+    penalty, steps = None, []
+    for _ in range(4):
+        penalty = recipe.consolidate(
+            work.model, work.data[:2], previous=penalty, seed=0, progress=False
+        )
+        steps.append(partial(penalty.add_grad_, work.model))
+    yield _growth("penalty step in tasks", [1, 2, 4], [steps[0], steps[1], steps[3]], 0.15)
+
+
+def _growth(
+    what: str, sizes: Sequence[int], runs: Sequence[Callable[[], object]], target: float
+) -> Measurement:
+    """Runs are taken in turn, so that a slow moment falls on all sizes; each counts with its best."""
+    best = [float("inf")] * len(runs)
+    for _ in range(6):
+        for i, run in enumerate(runs):
+            start = time.perf_counter()
+            run()
+            best[i] = min(best[i], time.perf_counter() - start)
+    slope = exponent(sizes, best)
+    note = ", ".join(f"{size}: {1e3 * s:.2f} ms" for size, s in zip(sizes, best, strict=True))
+    return Measurement("growth", what, slope, slope, slope, target, note)
+
+
+def _line(suite: str, what: str, found: Ratio, target: float, note: str = "") -> Measurement:
+    return Measurement(suite, what, found.median, found.low, found.high, target, note)
+
+
+SUITES: dict[str, Callable[[int, bool], Iterator[Measurement]]] = {
+    "penalty": penalty_suite,
+    "step": step_suite,
+    "consolidation": consolidation_suite,
+    "memory": memory_suite,
+    "growth": growth_suite,
+}
