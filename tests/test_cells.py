@@ -138,7 +138,7 @@ def test_expected_is_the_mean_of_sampled() -> None:
     draws = torch.stack(
         [
             sampled.consolidate(model, [columns], seed=seed).matrix.dense().trace()
-            for seed in range(200)
+            for seed in range(100)
         ]
     )
     error = draws.std() / len(draws) ** 0.5

@@ -210,7 +210,7 @@ def test_truncated_low_rank_stays_below_and_keeps_the_best() -> None:
 
 # Statistics of merged sketches: many seeds, each constant over its loop.
 
-SEEDS = 200
+SEEDS = 120
 
 
 @functools.cache
