@@ -26,19 +26,13 @@ def run(path: Path) -> str:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
 def test_example_runs(path: Path) -> None:
-    assert run(path).strip()
-
-
-def test_quickstart_forgets_without_and_remembers_with() -> None:
-    without, held = (
-        float(x) for x in re.findall(r"([\d.]+)%", run(ROOT / "examples/quickstart.py"))
-    )
-    assert held > without + 5
-
-
-def test_add_grad_is_the_penalty_in_the_loss_under_amp() -> None:
-    gap = float(run(ROOT / "examples/amp_accumulation.py").split()[-1])
-    assert gap < 1e-6
+    said = run(path)
+    assert said.strip()
+    if path.stem == "quickstart":
+        without, held = (float(x) for x in re.findall(r"([\d.]+)%", said))
+        assert held > without + 5
+    if path.stem == "amp_accumulation":
+        assert float(said.split()[-1]) < 1e-6
 
 
 def test_readme_snippets_run() -> None:
