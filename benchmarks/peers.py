@@ -286,7 +286,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("results/bench"))
     parser.add_argument("--pairs", type=int, default=15)
-    parser.add_argument("--examples", type=int, default=1000)
+    parser.add_argument("--examples", type=int, default=3000)
+    parser.add_argument("--slow-examples", type=int, default=1000, help="for the loop and MAS")
     parser.add_argument("--row-examples", type=int, default=200, help="where all rows are kept")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -351,19 +352,9 @@ def main() -> None:
         ("Avalanche EWC", "avalanche-lib", avalanche_ewc),
         ("BackPACK SumGradSquared", "backpack-for-pytorch", backpack),
         ("laplace-torch diag", "laplace-torch", laplace),
-        ("batch-size-1 loop", None, loop),
     ):
-        slow = max(3, options.pairs // 5) if run is loop else options.pairs
         compare(
-            "EWC diagonal",
-            peer,
-            package,
-            diagonal,
-            lambda run=run: run(work),
-            same,
-            truth,
-            read,
-            slow,
+            "EWC diagonal", peer, package, diagonal, lambda run=run: run(work), same, truth, read
         )
     for peer, kind in (
         ("nngeometry PMatDiag", "PMatDiag"),
@@ -398,13 +389,25 @@ def main() -> None:
         None,
         lambda penalty: (float(penalty.matrix.quadratic(probe)) / form - 1) ** 2,
     )
-    mas_truth = work.mean(squared_norm, torch.abs)
+    slow = Work(options.slow_examples)
+    compare(
+        "EWC diagonal",
+        "batch-size-1 loop",
+        None,
+        lambda: ours(slow, hf.EWC(), hf.Diagonal()),
+        lambda: loop(slow),
+        same,
+        slow.mean(cross_entropy, torch.square),
+        read,
+        max(3, options.pairs // 5),
+    )
+    mas_truth = slow.mean(squared_norm, torch.abs)
     compare(
         "MAS diagonal",
         "Avalanche MAS",
         "avalanche-lib",
-        lambda: ours(work, hf.MAS(), hf.Diagonal()),
-        lambda: avalanche_mas(work),
+        lambda: ours(slow, hf.MAS(), hf.Diagonal()),
+        lambda: avalanche_mas(slow),
         same,
         mas_truth,
     )
@@ -417,8 +420,8 @@ def main() -> None:
         f"CountSketch, t = {T}",
         "the original scheme",
         None,
-        lambda: ours(work, hf.EWC(), hf.CountSketch(T)),
-        lambda: original_scheme(work),
+        lambda: ours(slow, hf.EWC(), hf.CountSketch(T)),
+        lambda: original_scheme(slow),
     )
     write(options.out, lines, missing, options)
 
@@ -431,7 +434,7 @@ def write(
     meta = {
         "command": "OMP_NUM_THREADS=1 python benchmarks/peers.py"
         f" --pairs {options.pairs} --examples {options.examples}"
-        f" --row-examples {options.row_examples}",
+        f" --slow-examples {options.slow_examples} --row-examples {options.row_examples}",
         "machine": platform.machine(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -457,7 +460,8 @@ def write(
         "# Against the peers",
         "",
         f"`{meta['command']}`: perceptron {SIZES}, batches of {BATCH}, {options.examples} examples "
-        f"({options.row_examples} for low rank), torch {meta['torch']}, one thread, {meta['machine']}, "
+        f"({options.slow_examples} for the loop, MAS and the sketch, {options.row_examples} for low rank), "
+        f"torch {meta['torch']}, one thread, {meta['machine']}, "
         f"median of {options.pairs} interleaved pairs ({max(3, options.pairs // 5)} for the loop). "
         "Errors are ‖Ω̂ − Ω‖²/‖Ω‖² of the diagonal against one "
         "backward pass per example in float64 (for low rank: of the quadratic form along one random "

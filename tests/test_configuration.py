@@ -39,7 +39,7 @@ MEMBERS: dict[str, dict[str, Any]] = {
         "custom": hf.Custom(own),
     },
     "approximation": {
-        "diagonal": hf.Diagonal(),
+        "diagonal": hf.Diagonal(estimate="signs", group=7),
         "block_diagonal": hf.BlockDiagonal(size=7, by="layer"),
         "count_sketch": hf.CountSketch(size=7, copies=3, merge="stack"),
         "low_rank": hf.LowRank(rank=7, group=3, shrink=True, merge="stack"),

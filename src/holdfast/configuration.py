@@ -20,6 +20,8 @@ Registry = Mapping[str, type]
 
 _REGISTRIES: dict[type, tuple[str, Registry]] = {}  # axis (base class) -> (its noun, its members)
 
+QUIET = "quiet"  # in the metadata of a field: written only where it differs from its default
+
 
 def register(axis: type, noun: str, members: Registry) -> Registry:
     """Declare the members of an axis, so that a field of that type can be read from JSON."""
@@ -47,11 +49,18 @@ def key_of(members: Registry, value: object) -> str:
 def to_json(value: Any) -> Any:
     """A recipe as plain JSON values; members of a registered axis carry their name.
 
+    A field with ``metadata={QUIET: True}`` is left out while it has its default: an option that came
+    later does not change what older files and the names of runs say.
+
     Raises:
         TypeError: A value that JSON cannot hold is part of the recipe.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        fields = {
+            f.name: to_json(getattr(value, f.name))
+            for f in dataclasses.fields(value)
+            if not (f.metadata.get(QUIET) and getattr(value, f.name) == f.default)
+        }
         for _, members in _REGISTRIES.values():
             for key, cls in members.items():
                 if type(value) is cls:

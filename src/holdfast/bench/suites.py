@@ -68,7 +68,7 @@ def _factored(model: nn.Module, t: int, dtype: torch.dtype = torch.float32) -> P
 def _resnet() -> nn.Module:
     from holdfast.models import WideResNet
 
-    return WideResNet(autocast=False).build(0)
+    return WideResNet(classes=10).build(0)
 
 
 def penalty_suite(pairs: int, quick: bool) -> Iterator[Measurement]:
@@ -124,6 +124,7 @@ def consolidation_suite(pairs: int, quick: bool) -> Iterator[Measurement]:
     """Consolidation, in units of one plain epoch of forward and backward at the same batch size."""
     examples = 1_000 if quick else 60_000
     cases: list[tuple[Approximation, float]] = [(CountSketch(50), 1.15), (Diagonal(), 2.0)]
+    cases.append((Diagonal(estimate="signs"), 1.15))
     if not quick:
         cases += [(LowRank(50), 2.0), (CountSketch(500), 1.5)]
     yield from _consolidations("MLP", perceptron(), (784,), examples, 100, cases, pairs)
