@@ -62,6 +62,31 @@ def test_batch_size_does_not_matter_for_other_networks(case: str, approximation:
         close(matrix(*chosen, model, batches(columns, size)), whole)
 
 
+@pytest.mark.parametrize(
+    "approximation",
+    [
+        hf.LowRank(rank=2, group=1),
+        hf.LowRank(rank=2, group=1, shrink=True),
+        hf.LowRank(rank=40, group=1),
+        hf.LowRank(rank=2, group=2),
+    ],
+    ids=str,
+)
+def test_truncation_while_streaming_does_not_see_batches(approximation: hf.LowRank) -> None:
+    """More rows than two buffers, more parameters than a buffer: directions are really lost."""
+    case = CASES["transformer"]
+    model, columns = case.model(), case.columns(COUNT)
+    chosen = hf.EWC(labels="expected"), approximation
+    W = reference.rows(model, columns, chosen[0], seed=SEED)
+    width = max(approximation.rank, 32)
+    assert len(W) > 4 * width
+    assert W.shape[1] > 2 * width
+    whole = matrix(*chosen, model, batches(columns, 64))
+    close(whole, approximate(approximation, W, model, divisor=COUNT, seed=SEED), 1e-8)
+    for size in (1, 7):
+        close(matrix(*chosen, model, batches(columns, size)), whole)
+
+
 @pytest.mark.parametrize("importance", ROW_ORDERLESS)
 @pytest.mark.parametrize("approximation", ORDERLESS)
 def test_order_does_not_matter(importance: str, approximation: str) -> None:
