@@ -1,0 +1,64 @@
+"""Numbers about matrices against dense algebra."""
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+import holdfast as hf
+
+
+def matrices() -> dict[str, hf.PSDMatrix]:
+    g = torch.Generator().manual_seed(0)
+
+    def rows(n: int, m: int = 11) -> Tensor:
+        return torch.randn(n, m, generator=g, dtype=torch.float64)
+
+    stack, rest = rows(12, 4).view(3, 4, 4), rows(3, 3)[None]
+    return {
+        "diagonal": hf.DiagonalMatrix(torch.rand(11, generator=g, dtype=torch.float64)),
+        "blocks": hf.BlockDiagonalMatrix(
+            [stack[:2] @ stack[:2].mT, rest @ rest.mT],
+        ),
+        "few rows": hf.FactoredMatrix(rows(3)),
+        "many rows": hf.FactoredMatrix(rows(20)),
+        "dense": hf.DenseMatrix(rows(9).T.cov(correction=0)),
+    }
+
+
+@pytest.mark.parametrize(("a", "b"), list(itertools.product(matrices(), repeat=2)))
+def test_frobenius_error_is_that_of_the_dense_matrices(a: str, b: str) -> None:
+    first, second = matrices()[a], matrices()[b]
+    A, B = first.dense(), second.dense()
+    expected = float((A - B).square().sum() / B.square().sum())
+    assert hf.frobenius_error(first, second) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", matrices())
+def test_spectrum_has_all_eigenvalues_largest_first(name: str) -> None:
+    matrix = matrices()[name]
+    expected = torch.linalg.eigvalsh(matrix.dense()).flip(0)
+    torch.testing.assert_close(hf.spectrum(matrix), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", matrices())
+def test_stable_rank_by_both_definitions(name: str) -> None:
+    matrix = matrices()[name]
+    W = matrix.dense()
+    largest = float(torch.linalg.matrix_norm(W, 2))
+    assert hf.stable_rank(matrix) == pytest.approx(float(W.trace()) / largest)
+    frobenius = float(W.square().sum()) / largest**2
+    assert hf.stable_rank(matrix, "frobenius") == pytest.approx(frobenius)
+
+
+def test_what_is_not_defined_is_refused() -> None:
+    zero = hf.DiagonalMatrix(torch.zeros(3))
+    with pytest.raises(ValueError, match="zero"):
+        hf.frobenius_error(zero, zero)
+    with pytest.raises(ValueError, match="zero"):
+        hf.stable_rank(zero)
+    with pytest.raises(ValueError, match="same size"):
+        hf.frobenius_error(zero, hf.DiagonalMatrix(torch.ones(4)))
+    with pytest.raises(ValueError, match="'trace' or 'frobenius'"):
+        hf.stable_rank(hf.DiagonalMatrix(torch.ones(4)), "nuclear")  # type: ignore[arg-type]
