@@ -17,7 +17,8 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?", default=Path("results/bench"))
     folder = parser.parse_args().folder
     lines = json.loads((folder / "peers.json").read_text())["lines"]
-    lines = sorted(lines, key=lambda line: line["slower"])
+    # low rank is left to the table: the peer keeps every row, ours a fixed number
+    lines = sorted((x for x in lines if x["what"] != "low rank"), key=lambda line: line["slower"])
     labels = [f"{line['peer']}\n{line['what']}" for line in lines]
     wrong = [line["error"] is not None and line["error"] > WRONG for line in lines]
     figure, axes = plt.subplots(figsize=(8, 0.55 * len(lines) + 1.2), constrained_layout=True)
@@ -29,7 +30,7 @@ def main() -> None:
     axes.axvline(1, color="black", lw=0.8)
     axes.set_xscale("log")
     axes.set_xlim(right=3 * max(line["slower"] for line in lines))
-    axes.set_xlabel("time / Holdfast's time for the same quantity (red: the result is wrong)")
+    axes.set_xlabel("time / Holdfast's time (red: more than 1 % off the exact diagonal)")
     axes.tick_params(axis="y", labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
     for kind in ("svg", "png"):
