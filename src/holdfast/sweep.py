@@ -254,15 +254,23 @@ class _Sweep:
             process.stop()
             reason = " ".join([reason, *(line.strip() for line in process.errors)])
         self.summary.failed.append((job.label, reason))
-        self.display.message(f"{job.label} failed: {reason}\n{message.get('trace', '')}", bad=True)
+        self.show_total()
+        count = f"[{self.finished}/{self.finished + len(self.unsettled())}]"
+        text = f"{count} {job.label} failed: {reason}\n{message.get('trace', '')}"
+        self.display.message(text, bad=True)
 
     def unsettled(self) -> list[Job]:
         return [*self.pending, *(p.job for p in self.busy if p.job is not None)]
 
     def show_total(self) -> None:
         self.shown = time.monotonic()
-        settled = self.summary.ran + self.summary.kept + len(self.summary.failed)
-        self.display.total(settled, settled + len(self.unsettled()), self.seconds_left())
+        total = self.finished + len(self.unsettled())
+        self.display.total(self.finished, total, self.seconds_left())
+
+    @property
+    def finished(self) -> int:
+        """Jobs that are done with, well or badly."""
+        return self.summary.ran + self.summary.kept + len(self.summary.failed)
 
     def seconds_left(self) -> float | None:
         """Expected seconds until all is done, if anything is known."""
