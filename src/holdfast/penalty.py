@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from holdfast.matrices import Offset, PSDMatrix
+from holdfast.matrices import FactoredMatrix, Offset, PSDMatrix
 from holdfast.matrices.base import compute_dtype
 from holdfast.parameters import ParameterSpace
 
@@ -205,6 +205,27 @@ class Penalty:
             anchor=self.anchor.to(device=device),
             offset=tuple(o.to(device=device) for o in self.offset),
         )
+
+    def trim(self, energy: float) -> Self:
+        """The same penalty with fewer rows, for a factored matrix (CountSketch, LowRank, Full).
+
+        The factor is rotated to the eigenvectors of Ω̂, and those whose eigenvalues sum to at most
+        ``energy`` of its trace are left out; ``frobenius_error(trimmed.matrix, matrix)`` says what
+        that changed. Factors that were stacked or have few directions become shorter, and steps
+        faster; a sketch of a matrix with many directions does not.
+
+        Args:
+            energy: A share of the trace, from 0 (only what is zero) to below 1.
+        """
+        if not 0 <= energy < 1:
+            raise ValueError(f"energy must lie in [0, 1), got {energy!r}")
+        if not isinstance(self.matrix, FactoredMatrix):
+            raise TypeError(
+                f"{self.matrix!r} has no rows to leave out; only factored matrices (CountSketch, "
+                "LowRank, Full in its factored form) can be trimmed"
+            )
+        matrix, offset = self.matrix.trimmed(energy, self.offset)
+        return dataclasses.replace(self, matrix=matrix, offset=offset)
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file, atomically."""

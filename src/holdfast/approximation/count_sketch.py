@@ -95,9 +95,18 @@ class CountSketch(Approximation):
     def add(self, old: PSDMatrix, offset: Offset, new: PSDMatrix) -> tuple[PSDMatrix, Offset]:
         assert isinstance(old, FactoredMatrix)
         assert isinstance(new, FactoredMatrix)
+        F, G = old.factor, new.factor
         if self.merge == "stack":
             return stack(old, offset, new)
-        return FactoredMatrix(old.factor + new.factor), offset
+        if len(F) == len(G):
+            return FactoredMatrix(F + G), offset
+        # A trimmed factor has other rows. New signs are independent of it, so that the mean of the sum
+        # is still right wherever its rows are added.
+        rows = max(len(F), len(G))
+        padded = [torch.cat([X, X.new_zeros(rows - len(X), X.shape[1])]) for X in (F, G)]
+        return FactoredMatrix(padded[0] + padded[1]), tuple(
+            torch.cat([e, e.new_zeros(rows - len(e))]) for e in offset
+        )
 
 
 def stack(

@@ -20,23 +20,8 @@ _DROPPED = {torch.float32: 1e-9, torch.float64: 1e-15}
 
 
 def compress(matrix: FactoredMatrix, offset: Offset) -> tuple[FactoredMatrix, Offset]:
-    r"""The same matrix with as many rows as its numerical rank.
-
-    With an offset there is one row more, of zeros: :math:`\lVert F\delta + e\rVert^2` has a constant part
-    outside the range of F, which is not zero once tasks with different anchors share directions.
-    """
-    F = matrix.factor
-    values, vectors = torch.linalg.eigh(matrix.gram())  # ascending
-    values = values.clamp(min=0)
-    dropped = values.cumsum(0) <= _DROPPED[F.dtype] * values.sum()
-    U, rest = vectors[:, ~dropped], vectors[:, dropped]
-    rows = U.to(F.dtype).T @ F
-    if not offset:
-        return FactoredMatrix(rows), ()
-    e = offset[0].double()
-    constant = (rest.T @ e).norm().reshape(1)
-    rows = torch.cat([rows, rows.new_zeros(1, matrix.dim)])
-    return FactoredMatrix(rows), (torch.cat([U.T @ e, constant]).to(offset[0].dtype),)
+    """The same matrix with as many rows as its numerical rank."""
+    return matrix.trimmed(_DROPPED[matrix.factor.dtype], offset)
 
 
 @dataclass

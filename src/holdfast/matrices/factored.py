@@ -137,6 +137,25 @@ class FactoredMatrix(PSDMatrix):
             out += part @ part.T
         return out
 
+    def trimmed(self, energy: float, offset: Offset = ()) -> tuple["FactoredMatrix", Offset]:
+        r"""Fewer rows: eigenvectors whose eigenvalues sum to at most ``energy`` of the trace are left out.
+
+        With an offset there is one row more, of zeros: :math:`\lVert F\delta + e\rVert^2` has a constant
+        part outside the range of F, which is not zero once tasks with different anchors share directions.
+        """
+        F = self.factor
+        values, vectors = torch.linalg.eigh(self.gram())  # ascending
+        values = values.clamp(min=0)
+        dropped = values.cumsum(0) <= energy * values.sum()
+        U, rest = vectors[:, ~dropped], vectors[:, dropped]
+        rows = U.to(F.dtype).T @ F
+        if not offset:
+            return FactoredMatrix(rows), ()
+        e = offset[0].double()
+        constant = (rest.T @ e).norm().reshape(1)
+        rows = torch.cat([rows, rows.new_zeros(1, self.dim)])
+        return FactoredMatrix(rows), (torch.cat([U.T @ e, constant]).to(offset[0].dtype),)
+
     def diagonal(self) -> Tensor:
         return self.factor.square().sum(0)
 
