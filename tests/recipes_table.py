@@ -92,8 +92,7 @@ def approximate(
             F, _ = reference.count_sketch(W, size, seed=seed, task=task, copies=copies)
             return F.T @ F / divisor
         case hf.LowRank(rank=rank, group=group, shrink=shrink):
-            each = max(64, 2 * rank) if group == "auto" else group
-            streamed = reference.streamed_low_rank(W, rank, each, shrink, seed, task)
+            streamed = reference.streamed_low_rank(W, rank, group, shrink, seed, task)
             return streamed / divisor
         case hf.Full():
             return exact

@@ -222,7 +222,7 @@ def best_rank(matrix: Tensor, rank: int, shrink: bool = False) -> Tensor:
 
 
 def streamed_low_rank(
-    W: Tensor, rank: int, group: int, shrink: bool = False, seed: int = 0, task: int = 0
+    W: Tensor, rank: int, group: int | str, shrink: bool = False, seed: int = 0, task: int = 0
 ) -> Tensor:
     """LowRank by dense algebra: ``rank`` single rows, then signed group sums; truncate when full.
 
@@ -232,9 +232,13 @@ def streamed_low_rank(
     h = Hash(1, seed, task, "groups")
     single = len(W) if group == 1 else min(rank, len(W))
     entering = list(W[:single])
-    for first in range(single, len(W), group):
-        members = range(first, min(first + group, len(W)))
+    first, sums = single, 0
+    while first < len(W):
+        grown = min(4 ** (1 + sums // (width // 2)), max(64, 2 * rank))
+        size = grown if isinstance(group, str) else group
+        members = range(first, min(first + size, len(W)))
         entering.append(sum((h.sign(i) * W[i] for i in members), torch.zeros(())))
+        first, sums = first + size, sums + 1
     total = torch.zeros(W.shape[1], W.shape[1], dtype=torch.float64)
     for i, row in enumerate(entering, start=1):
         total = total + torch.outer(row, row)

@@ -80,6 +80,11 @@ class Regrouping:
             batch, signs = batch.like(columns, batch.index[rest]), signs[rest]
             buckets, place = buckets[rest], place[rest] - store.capacity
 
+    @property
+    def held(self) -> int:
+        """Rows that wait for others of their bucket."""
+        return sum(int(store.fill.sum()) for store in self._stores.values())
+
     def flush(self) -> None:
         """Emit everything that is still held."""
         for store in self._stores.values():

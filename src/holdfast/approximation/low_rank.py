@@ -1,5 +1,7 @@
 """The leading eigenvectors, streamed: one pass, O(t·m) memory, never an m × m matrix."""
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -59,7 +61,7 @@ def _products(A: Tensor, B: Tensor) -> Tensor:
 
 
 class _State:
-    """A basis of a few rows, a buffer of incoming rows, and the group being summed.
+    """A basis of a few rows, below it a buffer of incoming rows, and the group being summed.
 
     While streaming, the basis is wider than a small rank: what a later row would have made
     important must not be gone by then.
@@ -68,15 +70,19 @@ class _State:
     def __init__(self, recipe: "LowRank", setting: Setting) -> None:
         self.recipe, self.setting = recipe, setting
         self.hash = SketchHash.draw(1, setting.draw.generator("groups"))
-        self.width = max(recipe.rank, _LEAST)
-        self.basis = setting.zeros(self.width, setting.dim)
-        self.kept = 0  # rows of the basis that are in use
-        self.gram: Tensor | None = None  # of those rows, where it is known
-        self.buffer = setting.zeros(self.width, setting.dim)
+        self.width = recipe.width
+        self.rows = setting.zeros(
+            2 * self.width, setting.dim
+        )  # one tensor: one product reads both
+        self.basis, self.buffer = self.rows[: self.width], self.rows[self.width :]
+        self.kept = 0  # rows of the basis that are in use; the others are zero
+        self.gram: Tensor | None = None  # of the basis, where it is known
         self.filled = 0  # complete rows in the buffer
         self.pending = 0  # rows already summed into the next one
         self.single = 0  # rows that entered one by one
-        self.groups = Regrouping(1, self.sum, capacity=recipe.group_size)
+        self.sizes = recipe.group_sizes()
+        self.size = next(self.sizes)  # of the group being summed
+        self.groups = Regrouping(1, self.sum, capacity=self.size)
 
     def push(self) -> None:
         """The row being written is complete."""
@@ -87,30 +93,52 @@ class _State:
 
     def truncate(self) -> None:
         """Take the buffer into the basis: in place, a few columns at a time."""
-        recipe, old, new = self.recipe, self.basis[: self.kept], self.buffer[: self.filled]
-        count = self.kept + self.filled
+        new, count = self.buffer[: self.filled], self.kept + self.filled
         if count <= self.width:
             self.basis[self.kept : count] = new
             self.kept, self.gram = count, None
         else:
-            cross, below = _products(old, new), _products(new, new)
-            above = _products(old, old) if self.gram is None else self.gram
-            whole = torch.cat([torch.cat([above, cross], 1), torch.cat([cross.T, below], 1)])
-            U, lengths = _leading(whole, self.width, recipe.shrink)
-            up, down = torch.split(U.T.to(old.dtype), [self.kept, self.filled], 1)
+            used = self.rows[: self.width + self.filled]
+            right = _products(used, new)
+            above = _products(self.basis, self.basis) if self.gram is None else self.gram
+            left = torch.cat([above, right[: self.width].T])
+            U, lengths = _leading(torch.cat([left, right], 1), self.width, self.recipe.shrink)
+            rotation = U.T.to(used.dtype)
             for first in range(0, self.setting.dim, _COLUMNS):
                 part = slice(first, first + _COLUMNS)
-                self.basis[:, part] = torch.addmm(up @ old[:, part], down, new[:, part])
+                self.basis[:, part] = rotation @ used[:, part]
             # the rotated rows are orthogonal: only products with new rows are ever needed again
             self.kept, self.gram = self.width, torch.diag(lengths)
         new.zero_()
         self.filled = 0
 
+    def take(self, rows: RowBatch) -> None:
+        """Rows to be summed: cut where a group of another size begins."""
+        columns, index, first = rows.columns, rows.index, 0
+        assert columns is not None
+        while first < len(index):
+            room = self.size - self.pending - self.groups.held
+            if not room:  # complete, but in several batches that cannot be joined
+                self.groups.flush()
+                continue
+            part = slice(first, first + room)
+            some = rows.like([column[part] for column in columns], index[part])
+            self.groups.add(some, torch.zeros_like(some.index), self.hash.signs(some.index))
+            first += room
+
     def sum(self, _: int, rows: RowBatch, signs: Tensor) -> None:
         rows.add_signed_sum_(self.buffer[self.filled], signs)
-        self.pending += int((signs != 0).sum())
-        if self.pending >= self.recipe.group_size:
-            self.push()
+        self.count(len(rows))
+
+    def count(self, rows: int) -> None:
+        """So many rows more are in the sum; a full one is closed, and the next may be larger."""
+        self.pending += rows
+        if self.pending < self.size:
+            return
+        self.push()
+        before, self.size = self.size, next(self.sizes)
+        if self.size != before:
+            self.groups = Regrouping(1, self.sum, capacity=self.size)
 
     def write(self, block: Tensor) -> None:
         for row in block:
@@ -127,8 +155,9 @@ class LowRank(Approximation):
 
     Args:
         rank: Rows kept.
-        group: Rows per sum: 1 streams every row; "auto" takes max(64, 2·rank), for which the
-            arithmetic of truncation stays below that of the backward passes.
+        group: Rows per sum: 1 streams every row; "auto" begins with sums of 4 rows and takes four times
+            as many whenever half as many sums as are kept have come in, up to max(64, 2·rank): few rows
+            lose little, and for many the arithmetic of truncation stays below the backward passes.
         shrink: Subtract the (rank+1)-th eigenvalue at every truncation (Frequent Directions). With
             group=1, :math:`0 \preceq \Omega-\hat\Omega` and the Frequent Directions bound hold.
         merge: "rows" truncates the stacked factors of tasks back to ``rank``; "stack" keeps them all.
@@ -151,12 +180,22 @@ class LowRank(Approximation):
             raise ValueError(f"merge must be 'rows' or 'stack', got {self.merge!r}")
 
     @property
-    def group_size(self) -> int:
-        """Rows per sum once the first ``rank`` rows are in."""
-        return max(64, 2 * self.rank) if self.group == "auto" else self.group
+    def width(self) -> int:
+        """Rows kept while streaming."""
+        return max(self.rank, _LEAST)
+
+    def group_sizes(self) -> Iterator[int]:
+        """Rows per sum, sum by sum, once the first ``rank`` rows are in."""
+        if self.group != "auto":
+            yield from itertools.repeat(self.group)
+        size, most = 4, max(64, 2 * self.rank)
+        while size < most:
+            yield from itertools.repeat(size, self.width // 2)
+            size *= 4
+        yield from itertools.repeat(most)
 
     def hash_ids(self, setting: Setting) -> tuple[str, ...]:
-        if self.group_size == 1:
+        if self.group == 1:
             return ()
         return (SketchHash.draw(1, setting.draw.generator("groups")).id,)
 
@@ -164,7 +203,7 @@ class LowRank(Approximation):
         return _State(self, setting)
 
     def update(self, state: Any, rows: RowBatch) -> None:
-        alone = len(rows) if self.group_size == 1 else min(len(rows), self.rank - state.single)
+        alone = len(rows) if self.group == 1 else min(len(rows), self.rank - state.single)
         if rows.columns is None:
             self._update_whole(state, rows, alone)
             return
@@ -174,9 +213,8 @@ class LowRank(Approximation):
                 state.write(block)
             state.single += alone
         if alone < len(rows):
-            rest = rows.index[alone:]
-            tail = rows.like([column[alone:] for column in rows.columns], rest)
-            state.groups.add(tail, torch.zeros_like(rest), state.hash.signs(rest))
+            columns = [column[alone:] for column in rows.columns]
+            state.take(rows.like(columns, rows.index[alone:]))
 
     def _update_whole(self, state: _State, rows: RowBatch, alone: int) -> None:
         """Rows that cannot be cut: written out, then summed where sums are asked for."""
@@ -186,9 +224,7 @@ class LowRank(Approximation):
                 state.single += 1
                 continue
             state.buffer[state.filled] += state.hash.signs(rows.index[i : i + 1]).to(row) * row
-            state.pending += 1
-            if state.pending >= self.group_size:
-                state.push()
+            state.count(1)
 
     def finish(self, state: Any) -> FactoredMatrix:
         state.groups.flush()
@@ -196,14 +232,12 @@ class LowRank(Approximation):
             state.push()
         if state.filled:
             state.truncate()
-        if state.kept == self.rank == len(state.basis):
-            return FactoredMatrix(state.basis)
         streamed = FactoredMatrix(state.basis[: state.kept])
         return FactoredMatrix(rotate(streamed, (), self.rank, self.shrink)[0].factor.clone())
 
     def nbytes(self, setting: Setting) -> int:
         # basis and buffer; the rotation is in place
-        return setting.nbytes(2 * max(self.rank, _LEAST) * setting.dim)
+        return setting.nbytes(2 * self.width * setting.dim)
 
     def add(self, old: PSDMatrix, offset: Offset, new: PSDMatrix) -> tuple[PSDMatrix, Offset]:
         assert isinstance(old, FactoredMatrix)

@@ -29,6 +29,9 @@ COLOURS: dict[str, tuple[str, str]] = {
     "count_sketch": ("#0a66b0", "#5eb1f5"),
     "rank_1": ("#a17a00", "#dbb542"),
     "low_rank": ("#0b7a5a", "#46c39b"),
+    "diagonal_plus_low_rank": ("#6d8b00", "#b5d34a"),
+    "kronecker": ("#6a3fc4", "#ab8cf5"),
+    "kronecker_plus_low_rank": ("#b3261e", "#f2807a"),
     "full": ("#3b4148", "#c5cbd1"),
     "baseline": ("#838c94", "#7e8890"),
 }

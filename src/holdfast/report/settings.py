@@ -20,7 +20,16 @@ __all__ = [
     "words",
 ]
 
-APPROXIMATION_ORDER = ("diagonal", "block_diagonal", "count_sketch", "low_rank", "full")
+APPROXIMATION_ORDER = (
+    "diagonal",
+    "block_diagonal",
+    "count_sketch",
+    "low_rank",
+    "diagonal_plus_low_rank",
+    "kronecker",
+    "kronecker_plus_low_rank",
+    "full",
+)
 IMPORTANCE_ORDER = ("ewc", "mas", "scp", "custom")
 PRESET_ORDER = ("paper", "original-code", "fair")
 _WORDS = {
@@ -32,6 +41,9 @@ _WORDS = {
     "count_sketch": "Sketched",
     "full": "Full",
     "low_rank": "Rank",
+    "diagonal_plus_low_rank": "Diagonal + rank",
+    "kronecker": "Kronecker",
+    "kronecker_plus_low_rank": "Kronecker + rank",
 }
 
 
@@ -156,8 +168,11 @@ class Setting:
         if self.approximation is None:
             return "Joint training" if self.mode == "joint" else "No regularisation"
         name, parameters = words(self.approximation), self.part("approximation")
-        if self.approximation == "low_rank":
-            return f"{name} {parameters.get('rank', '?')}"
+        if "rank" in parameters:
+            return f"{name} {parameters['rank']}"
+        if self.approximation == "kronecker":
+            kinds = (parameters.get("correction"), parameters.get("merge"))
+            return ", ".join([name, *(str(kind) for kind in kinds if kind in ("eigen", "stack"))])
         if self.approximation == "count_sketch":
             return f"{name} (t = {parameters.get('size', '?')})"
         if "size" in parameters:
