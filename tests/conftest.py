@@ -2,12 +2,14 @@
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+
+REAL = "real data"
 
 
 @pytest.fixture(autouse=True)
@@ -27,9 +29,17 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="session")
-def real_data() -> Path:
+@pytest.fixture
+def real_data(record_property: Callable[[str, object], None]) -> Path:
     """The folder of the real data sets; a test that wants it is skipped where there is none."""
     if not os.environ.get("HOLDFAST_DATA"):
         pytest.skip("HOLDFAST_DATA is not set: no real data sets here")
+    record_property(REAL, True)
     return Path(os.environ["HOLDFAST_DATA"])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which tests ran on real data: without it the others pass all the same."""
+    reports = terminalreporter.stats.get("passed", []) + terminalreporter.stats.get("failed", [])
+    names = sorted({r.nodeid for r in reports if (REAL, True) in r.user_properties})
+    terminalreporter.write_line(f"on real data: {', '.join(names) or 'no test'}")
