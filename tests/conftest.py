@@ -29,13 +29,20 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(scope="session")
+def real_folder() -> Path | None:
+    """What HOLDFAST_DATA says before any test changes it."""
+    folder = os.environ.get("HOLDFAST_DATA")
+    return Path(folder) if folder else None
+
+
 @pytest.fixture
-def real_data(record_property: Callable[[str, object], None]) -> Path:
+def real_data(real_folder: Path | None, record_property: Callable[[str, object], None]) -> Path:
     """The folder of the real data sets; a test that wants it is skipped where there is none."""
-    if not os.environ.get("HOLDFAST_DATA"):
+    if real_folder is None:
         pytest.skip("HOLDFAST_DATA is not set: no real data sets here")
     record_property(REAL, True)
-    return Path(os.environ["HOLDFAST_DATA"])
+    return real_folder
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
