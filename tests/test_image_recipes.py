@@ -17,6 +17,7 @@ from holdfast.original_diagonal import OriginalDiagonal
 from holdfast.recipes import RECIPES, Request
 from holdfast.recipes.cells import Cell, plan
 from holdfast.recipes.tuning import Tuning
+from holdfast.reproduction import memory_note
 from holdfast.streams import CIFAR100Shift, PermutedMNIST
 
 MNIST, CIFAR = RECIPES["permuted-mnist"], RECIPES["cifar100"]
@@ -271,3 +272,12 @@ def test_sum_is_the_rule_of_fair() -> None:
     example = MNIST.example("fair")
     assert example.regularizer is not None
     assert example.regularizer.history == Sum()
+
+
+def test_the_memory_of_the_largest_matrix_is_said_before_it_is_taken() -> None:
+    note = memory_note(runs("cifar100", "paper"), processes=2)
+    assert note is not None
+    assert "CountSketch(size=50" in note
+    assert "2,747,605 parameters" in note
+    assert "550 MB" in note
+    assert memory_note([RECIPES["toy"].example("paper")], 2) is None

@@ -1,17 +1,25 @@
 """From a recipe to a results folder: resume, run, and leave a report behind."""
 
 import errno
+from collections.abc import Iterable
 from pathlib import Path
 
-from holdfast import checkpoint, results
+import torch
+
+from holdfast import checkpoint, memory, results
+from holdfast.approximation import Setting
 from holdfast.display import Display
 from holdfast.experiment import Experiment
-from holdfast.jobs import kind_of
+from holdfast.hashing import Draw
+from holdfast.jobs import RunExperiment, kind_of
+from holdfast.parameters import ParameterSpace
 from holdfast.recipes import Recipe, Request, Score
 from holdfast.results import BrokenResult
 from holdfast.sweep import Estimator, Summary, sweep
 
-__all__ = ["check_writable", "explain", "reproduce"]
+__all__ = ["check_writable", "explain", "memory_note", "reproduce"]
+
+WORTH_SAYING = 10**8  # bytes
 
 
 def reproduce(
@@ -40,8 +48,15 @@ def reproduce(
     for result in results.load_all(folder, report).values():
         estimator.record(kind_of(result.experiment), result.seconds["total"])
     score = _validation_score(folder)
+    planned = recipe.jobs(request, score)
+    open_runs = [
+        j.experiment for j in planned if isinstance(j, RunExperiment) and not j.done(folder)
+    ]
 
     with display:
+        note = memory_note(open_runs, jobs)
+        if note is not None:
+            display.message(note)
         summary = sweep(
             lambda: recipe.jobs(request, score),
             folder,
@@ -53,6 +68,29 @@ def reproduce(
     if not summary.left and not summary.failed:  # what several runs shared is needed no longer
         checkpoint.remove_all(folder)
     return summary
+
+
+def memory_note(experiments: Iterable[Experiment], processes: int) -> str | None:
+    """How much memory the largest matrix among the runs will take; None if that is nothing to speak of."""
+    largest, which = 0, ""
+    seen = set()
+    for experiment in experiments:
+        recipe = experiment.regularizer
+        key = (experiment.model, recipe and (recipe.approximation, recipe.include, recipe.exclude))
+        if recipe is None or key in seen:
+            continue
+        seen.add(key)
+        space = ParameterSpace.of(experiment.model.build(0), recipe.include, recipe.exclude)
+        needed = recipe.approximation.nbytes(Setting(space, Draw(0)))
+        if needed > largest:
+            largest, which = needed, f"{recipe.approximation!r} of {space.dim:,} parameters"
+    if largest < WORTH_SAYING:
+        return None
+    free = memory.available(torch.device("cpu"))
+    return (
+        f"{which} takes {memory.readable(largest)} while a task is consolidated, beside the penalty of "
+        f"the tasks before; {processes} at a time, {memory.readable(free)} are free"
+    )
 
 
 def _validation_score(folder: Path) -> Score:
