@@ -17,7 +17,7 @@ __all__ = ["PRIME", "Draw", "SketchHash", "polynomial"]
 PRIME = 2**31 - 1  # a Mersenne prime; (p - 1)² + p < 2⁶³
 
 # One number per use of randomness, so that no two uses share a stream.
-_PURPOSES = {"sketch": 0, "labels": 1, "slices": 2, "groups": 3, "probes": 4}
+_PURPOSES = {"sketch": 0, "labels": 1, "slices": 2, "groups": 3, "probes": 4, "parts": 5}
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,14 @@ class Draw:
         """A fresh generator for one purpose, on the CPU."""
         key = (self.seed, self.task, self.rank, copy, _PURPOSES[purpose])
         return np.random.default_rng(np.random.SeedSequence(key))
+
+    def part(self, place: int) -> "Draw":
+        """The source for one of several sketches of a task: that of the first is this one itself."""
+        if not place:
+            return self
+        key = (self.seed, self.task, self.rank, 0, _PURPOSES["parts"], place)
+        seed = int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> np.uint64(1))
+        return Draw(seed, self.task, self.rank)
 
 
 def polynomial(coefficients: Tensor, index: Tensor, prime: int = PRIME) -> Tensor:

@@ -5,9 +5,10 @@ parameters left out and tied ones counted once.
 """
 
 import fnmatch
+import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Self
 
@@ -39,6 +40,11 @@ def _named(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name.replace(_COMPILED, ""): parameter for name, parameter in found}
 
 
+def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    for path, module in unwrap(model).named_modules():
+        yield f"{path}.".replace(_COMPILED, "").removesuffix("."), module
+
+
 def _resolve(root: nn.Module, path: Sequence[str], last: str) -> nn.Parameter | None:
     """The parameter called ``last``, looked up afresh: a layer may have been replaced."""
     module: nn.Module | None = root
@@ -65,6 +71,8 @@ class ParameterSpace:
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
+    kinds: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    """The class of the module that each parameter belongs to; empty where there was no model to ask."""
 
     @classmethod
     def of(
@@ -93,7 +101,23 @@ class ParameterSpace:
                 f"no parameter to hold: {len(known)} parameters, all frozen or excluded; "
                 "set requires_grad on those that are trained, or widen include="
             )
-        return cls(tuple(held), tuple(held.values()))
+        owners = {
+            f"{path}.{name}" if path else name: type(module).__name__
+            for path, module in _modules(model)
+            for name in module._parameters
+        }
+        return cls(tuple(held), tuple(held.values()), tuple(owners.get(name, "") for name in held))
+
+    def part(self, positions: Sequence[int]) -> "ParameterSpace":
+        """The parameters at some positions only, in the order given."""
+        kinds = tuple(self.kinds[i] for i in positions) if self.kinds else ()
+        names = tuple(self.names[i] for i in positions)
+        return ParameterSpace(names, tuple(self.shapes[i] for i in positions), kinds)
+
+    @cached_property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """Where each parameter lies in the flat vector: half-open."""
+        return tuple(itertools.pairwise(itertools.accumulate(self.sizes, initial=0)))
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:

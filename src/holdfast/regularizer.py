@@ -204,7 +204,7 @@ class Regularizer:
         if here.space == space:
             return here.matrix, here.offset, here.anchor
         index = space.index_of(here.space)
-        offset = here.matrix.expand_offset(here.offset, space.dim, index)
+        offset = self.approximation.embed_offset(here.matrix, here.offset, space, index)
         old_anchor = anchor.clone()  # new entries have not moved
         old_anchor[index.to(anchor.device)] = here.anchor.to(anchor.dtype)
         return self.approximation.embed(here.matrix, space, index), offset, old_anchor

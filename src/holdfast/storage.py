@@ -98,7 +98,8 @@ def load(path: str | Path) -> Penalty:
         for name, t in tensors.items()
         if name.startswith("matrix.")
     }
-    offset = [tensors[f"offset.{i}"] for i in range(2) if f"offset.{i}" in tensors]
+    count = sum(name.startswith("offset.") for name in tensors)
+    offset = [tensors[f"offset.{i}"] for i in range(count)]
     return Penalty(
         space=space,
         matrix=MATRICES[header["matrix"]].from_tensors(parts),

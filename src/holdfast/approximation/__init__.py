@@ -2,8 +2,10 @@
 
 from holdfast.approximation.base import Approximation, Setting
 from holdfast.approximation.block_diagonal import BlockDiagonal
+from holdfast.approximation.composite import Composite
 from holdfast.approximation.count_sketch import CountSketch
 from holdfast.approximation.diagonal import Diagonal
+from holdfast.approximation.diagonal_plus_low_rank import DiagonalPlusLowRank
 from holdfast.approximation.full import Full
 from holdfast.approximation.low_rank import LowRank
 from holdfast.configuration import register
@@ -12,8 +14,10 @@ __all__ = [
     "APPROXIMATIONS",
     "Approximation",
     "BlockDiagonal",
+    "Composite",
     "CountSketch",
     "Diagonal",
+    "DiagonalPlusLowRank",
     "Full",
     "LowRank",
     "Setting",
@@ -27,6 +31,8 @@ APPROXIMATIONS = register(
         "block_diagonal": BlockDiagonal,
         "count_sketch": CountSketch,
         "low_rank": LowRank,
+        "diagonal_plus_low_rank": DiagonalPlusLowRank,
         "full": Full,
+        "composite": Composite,
     },
 )

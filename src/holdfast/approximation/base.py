@@ -76,6 +76,12 @@ class Approximation(ABC):
         """The matrix in a larger parameter space."""
         return matrix.expand(space.dim, index)
 
+    def embed_offset(
+        self, matrix: PSDMatrix, offset: Offset, space: ParameterSpace, index: Tensor
+    ) -> Offset:
+        """The offset of what :meth:`embed` returns."""
+        return matrix.expand_offset(offset, space.dim, index)
+
 
 def positive(name: str, value: object, otherwise: str = "") -> None:
     """Refuse a count that is not a positive integer."""

@@ -15,7 +15,7 @@ from holdfast.matrices import FactoredMatrix, Offset, PSDMatrix
 from holdfast.regrouping import Regrouping
 from holdfast.rows import RowBatch
 
-__all__ = ["LowRank", "rotate"]
+__all__ = ["LowRank", "rotate", "truncated"]
 
 _LEAST = 32  # rows kept while streaming, and between two truncations, however small the rank
 _COLUMNS = 2**15  # columns at a time: few enough to stay in a cache, enough to keep a product busy
@@ -38,17 +38,71 @@ def rotate(
     return FactoredMatrix(U.T @ F), tuple(U.T @ e.to(U.dtype) for e in offset)
 
 
+@dataclass(frozen=True)
+class Dropped:
+    r"""What truncation takes from :math:`\lVert F\delta + e\rVert^2`, as a diagonal with an offset.
+
+    A row that held :math:`(f^\top\delta + e)^2` becomes :math:`\sum_i f_i^2(\delta_i + d_i)^2`, d being the
+    shortest vector with :math:`f^\top d = e`, plus what keeps the value at δ = 0. The linear term of the row
+    itself would pull too far: a diagonal is much weaker along f than the row was.
+    """
+
+    squares: Tensor  # Σ f∘f
+    pull: Tensor  # Σ f∘f∘d
+    constant: Tensor  # Σ e²
+
+
+def truncated(
+    matrix: FactoredMatrix, offset: Offset, keep: int, shrink: bool = False
+) -> tuple[tuple[FactoredMatrix, Offset], Dropped]:
+    """What :func:`rotate` returns, and what it drops: all of it, nothing is counted twice."""
+    F = matrix.factor
+    values, vectors, shares = _shares(matrix.gram(), keep, shrink)
+    some = shares < 1
+    kept, rest = (
+        vectors[:, :keep] * shares[:keep].sqrt(),
+        vectors[:, some] * (1 - shares[some]).sqrt(),
+    )
+    e = offset[0].to(values.dtype) if offset else values.new_zeros(len(F))
+    lost_e = rest.T @ e
+    # rows that are rounding alone must not be divided by their length
+    lengths = (values * (1 - shares))[some].clamp(min=float(values[0]) * 1e-12 + 1e-300)
+    slope = (lost_e / lengths).to(F.dtype).unsqueeze(1)
+    rows, squares, pull = (
+        F.new_empty(keep, matrix.dim),
+        F.new_empty(matrix.dim),
+        F.new_zeros(matrix.dim),
+    )
+    up, down = kept.T.to(F.dtype), rest.T.to(F.dtype)
+    for first in range(0, matrix.dim, _COLUMNS):
+        part = slice(first, first + _COLUMNS)
+        rows[:, part] = up @ F[:, part]
+        lost = down @ F[:, part]
+        squares[part] = lost.square().sum(0)
+        if offset:
+            pull[part] = (lost.pow(3) * slope).sum(0)
+    rotated = tuple((kept.T @ e).to(part.dtype) for part in offset)
+    dropped = Dropped(squares, pull, lost_e.square().sum().to(F.dtype))
+    return (FactoredMatrix(rows), rotated), dropped
+
+
 def _leading(gram: Tensor, keep: int, shrink: bool) -> tuple[Tensor, Tensor]:
     """The rotation U to the leading ``keep`` rows, and the squared lengths these will have."""
+    values, vectors, shares = _shares(gram, keep, shrink)
+    U, lengths, shares = vectors[:, :keep], values[:keep], shares[:keep]
+    return (U * shares.sqrt(), lengths * shares) if shrink else (U, lengths)
+
+
+def _shares(gram: Tensor, keep: int, shrink: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Eigenvalues, largest first, eigenvectors, and the share of each eigenvalue that is kept."""
     values, vectors = torch.linalg.eigh(gram)
     order = values.argsort(descending=True)
     values, vectors = values[order].clamp(min=0), vectors[:, order]
-    U, lengths = vectors[:, :keep], values[:keep]
+    shares = (torch.arange(len(values), device=values.device) < keep).to(values.dtype)
     if shrink:
         least = torch.finfo(values.dtype).tiny
-        kept = (1 - values[keep] / lengths.clamp(min=least)).clamp(min=0)
-        U, lengths = U * kept.sqrt(), lengths * kept
-    return U, lengths
+        shares *= (1 - values[keep] / values.clamp(min=least)).clamp(min=0)
+    return values, vectors, shares
 
 
 def _products(A: Tensor, B: Tensor) -> Tensor:

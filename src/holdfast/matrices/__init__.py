@@ -5,6 +5,8 @@ from holdfast.matrices.block_diagonal import BlockDiagonalMatrix
 from holdfast.matrices.dense import DenseMatrix
 from holdfast.matrices.diagonal import DiagonalMatrix
 from holdfast.matrices.factored import FactoredMatrix
+from holdfast.matrices.parts import PartsMatrix
+from holdfast.matrices.sum import SumMatrix
 
 __all__ = [
     "MATRICES",
@@ -14,6 +16,8 @@ __all__ = [
     "FactoredMatrix",
     "Offset",
     "PSDMatrix",
+    "PartsMatrix",
+    "SumMatrix",
 ]
 
 MATRICES: dict[str, type[PSDMatrix]] = {
@@ -21,4 +25,6 @@ MATRICES: dict[str, type[PSDMatrix]] = {
     "block_diagonal": BlockDiagonalMatrix,
     "factored": FactoredMatrix,
     "dense": DenseMatrix,
+    "sum": SumMatrix,
+    "parts": PartsMatrix,
 }

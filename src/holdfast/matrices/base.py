@@ -32,6 +32,16 @@ class PSDMatrix(ABC):
     dim: int
 
     @property
+    def offset_length(self) -> int:
+        """How many tensors an offset has that is not empty."""
+        return 2
+
+    @property
+    def state_length(self) -> int:
+        """How many numbers :meth:`evaluate` leaves for :meth:`product`."""
+        return self.dim
+
+    @property
     @abstractmethod
     def tensors(self) -> Mapping[str, Tensor]:
         """The stored tensors by name."""

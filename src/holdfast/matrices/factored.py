@@ -39,6 +39,14 @@ class FactoredMatrix(PSDMatrix):
         self._rows, self._scale, self.dim = rows, scale, rows.shape[1]
 
     @property
+    def offset_length(self) -> int:
+        return 1
+
+    @property
+    def state_length(self) -> int:
+        return self._rows.shape[0]
+
+    @property
     def factor(self) -> Tensor:
         """F in full precision, shape (rows, m)."""
         rows = self._rows.to(compute_dtype(self._rows))

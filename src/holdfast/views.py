@@ -1,0 +1,77 @@
+"""Rows seen through a window: some of their columns, or with their squares added up on the way."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdfast.rows import RowBatch
+
+__all__ = ["PartialRows", "SquaredRows"]
+
+
+class PartialRows(RowBatch):
+    """Some columns of other rows.
+
+    Args:
+        rows: The whole rows.
+        ranges: Which columns, as half-open ranges.
+        room: A vector of the length of a whole row, to be overwritten.
+    """
+
+    def __init__(self, rows: RowBatch, ranges: Sequence[tuple[int, int]], room: Tensor) -> None:
+        self._rows, self._ranges, self._room, self.index = rows, ranges, room, rows.index
+
+    def _cut(self, whole: Tensor) -> Tensor:
+        pieces = [whole[..., start:end] for start, end in self._ranges]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, -1)
+
+    def blocks(self) -> Iterator[Tensor]:
+        return map(self._cut, self._rows.blocks())
+
+    def add_signed_sum_(self, out: Tensor, signs: Tensor) -> None:
+        self._rows.add_signed_sum_(self._room.zero_(), signs)
+        out += self._cut(self._room)
+
+    def add_squared_sum_(self, out: Tensor) -> None:
+        self._rows.add_squared_sum_(self._room.zero_())
+        out += self._cut(self._room)
+
+    @property
+    def columns(self) -> list[Tensor] | None:
+        return self._rows.columns
+
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        return self._rows.signature
+
+    def like(self, columns: Sequence[Tensor], index: Tensor) -> "PartialRows":
+        return PartialRows(self._rows.like(columns, index), self._ranges, self._room)
+
+
+class SquaredRows(RowBatch):
+    """Rows whose squares are added to a vector when they are read: each row is read once."""
+
+    def __init__(self, rows: RowBatch, squares: Tensor) -> None:
+        self._rows, self._squares, self.index = rows, squares, rows.index
+
+    def blocks(self) -> Iterator[Tensor]:
+        for block in self._rows.blocks():
+            self._squares += block.square().sum(0)
+            yield block
+
+    def add_signed_sum_(self, out: Tensor, signs: Tensor) -> None:
+        self._rows.add_signed_sum_(out, signs)
+        self._rows.add_squared_sum_(self._squares)
+
+    @property
+    def columns(self) -> list[Tensor] | None:
+        return self._rows.columns
+
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        return self._rows.signature
+
+    def like(self, columns: Sequence[Tensor], index: Tensor) -> "SquaredRows":
+        return SquaredRows(self._rows.like(columns, index), self._squares)
