@@ -1,6 +1,7 @@
 """Small settings of every registered recipe: a new member is tested by adding its row here."""
 
 import contextlib
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -42,6 +43,17 @@ APPROXIMATIONS: dict[str, dict[str, hf.Approximation]] = {
         "auto": hf.LowRank(rank=1),
     },
     "full": {"dense": hf.Full(form="dense"), "factored": hf.Full(form="factored")},
+    "diagonal_plus_low_rank": {
+        "exact": hf.DiagonalPlusLowRank(rank=250),
+        "single": hf.DiagonalPlusLowRank(rank=2, group=1, shrink=True),
+        "groups": hf.DiagonalPlusLowRank(rank=2, group=3),
+    },
+    "composite": {
+        "exact": hf.Composite({"*weight": hf.LowRank(rank=250), "*": hf.Diagonal()}),
+        "groups": hf.Composite(
+            {"*weight": hf.LowRank(rank=2, group=3), "*": hf.Full(form="dense")}
+        ),
+    },
 }
 
 
@@ -65,6 +77,8 @@ ORDERLESS = (
     "low_rank-exact",
     "full-dense",
     "full-factored",
+    "diagonal_plus_low_rank-exact",
+    "composite-exact",
 )
 # Importances whose rows do not depend on the order of the examples.
 ROW_ORDERLESS = [name for name in ALL_IMPORTANCES if name != "ewc-sampled"]
@@ -78,8 +92,12 @@ def approximate(
     divisor: int,
     seed: int = 0,
     task: int = 0,
+    names: Sequence[str] | None = None,
 ) -> Tensor:
-    """What the approximation of WᵀW / divisor must be, by dense algebra."""
+    """What the approximation of WᵀW / divisor must be, by dense algebra.
+
+    ``names`` are the parameters whose columns W has, if those are not all that are trained.
+    """
     exact = W.T @ W / divisor
     match approximation:
         case hf.Diagonal():
@@ -96,6 +114,21 @@ def approximate(
             return streamed / divisor
         case hf.Full():
             return exact
+        case hf.DiagonalPlusLowRank(rank=rank, group=group, shrink=shrink):
+            low = approximate(
+                hf.LowRank(rank, group, shrink), W, model, divisor=divisor, seed=seed, task=task
+            )
+            return low + (exact.diagonal() - low.diagonal()).clamp(min=0).diag()
+        case hf.Composite(parts=parts):
+            columns = reference.columns_by_pattern(model, [p for p, _ in parts], names)
+            total = torch.zeros_like(exact)
+            for place, (at, (_, member)) in enumerate(zip(columns, parts, strict=True)):
+                if len(at):
+                    own = reference.part_seed(seed, task, place)
+                    total[at[:, None], at] = approximate(
+                        member, W[:, at], model, divisor=divisor, seed=own, task=task
+                    )
+            return total
     raise NotImplementedError(f"no dense rule for {approximation!r}: add one")
 
 

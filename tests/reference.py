@@ -8,6 +8,7 @@ import copy
 import hashlib
 import itertools
 from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase as fnmatch
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 import holdfast as hf
 
 PRIME = 2**31 - 1
-PURPOSES = {"sketch": 0, "labels": 1, "slices": 2, "groups": 3}
+PURPOSES = {"sketch": 0, "labels": 1, "slices": 2, "groups": 3, "parts": 5}
 Loss = Callable[[Tensor, tuple[Tensor, ...]], Tensor]  # (outputs, batch of one) -> scalar
 
 
@@ -25,6 +26,32 @@ def generator(seed: int, task: int, purpose: str, copy_: int = 0) -> np.random.G
     """The documented stream of (seed, task, rank 0, copy, purpose)."""
     key = (seed, task, 0, copy_, PURPOSES[purpose])
     return np.random.default_rng(np.random.SeedSequence(key))
+
+
+def part_seed(seed: int, task: int, place: int) -> int:
+    """The documented seed of a part: the task's own for the first, one of its stream for the others."""
+    if place == 0:
+        return seed
+    drawn = np.random.SeedSequence((seed, task, 0, 0, PURPOSES["parts"], place))
+    return int(drawn.generate_state(1, np.uint64)[0]) // 2
+
+
+def columns_by_pattern(
+    model: nn.Module, patterns: Sequence[str], names: Sequence[str] | None = None
+) -> list[Tensor]:
+    """Where the entries of each pattern lie: a parameter goes to the first that fits name or class."""
+    named = dict(model.named_parameters())
+    if names is None:
+        names = [name for name, p in named.items() if p.requires_grad]
+    found: list[list[int]] = [[] for _ in patterns]
+    at = 0
+    for name in names:
+        path, _, _ = name.rpartition(".")
+        kind = type(model.get_submodule(path)).__name__
+        fits = [k for k, p in enumerate(patterns) if fnmatch(name, p) or fnmatch(kind, p)]
+        found[fits[0]] += range(at, at + named[name].numel())
+        at += named[name].numel()
+    return [torch.tensor(columns, dtype=torch.int64) for columns in found]
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:

@@ -21,6 +21,8 @@ SMALL: dict[str, hf.Approximation] = {
     "count_sketch": hf.CountSketch(size=2),
     "low_rank": hf.LowRank(rank=2, group=3),
     "full": hf.Full(),
+    "diagonal_plus_low_rank": hf.DiagonalPlusLowRank(rank=2, group=3),
+    "composite": hf.Composite({"0.*": hf.LowRank(rank=2, group=3), "*": hf.Diagonal()}),
 }
 every_approximation = pytest.mark.parametrize("approximation", SMALL.values(), ids=SMALL)
 

@@ -44,6 +44,10 @@ MEMBERS: dict[str, dict[str, Any]] = {
         "count_sketch": hf.CountSketch(size=7, copies=3, merge="stack"),
         "low_rank": hf.LowRank(rank=7, group=3, shrink=True, merge="stack"),
         "full": hf.Full(form="factored"),
+        "diagonal_plus_low_rank": hf.DiagonalPlusLowRank(
+            rank=7, group=3, shrink=True, merge="stack"
+        ),
+        "composite": hf.Composite({"*.bias": hf.Diagonal(), "*": hf.LowRank(rank=7)}),
     },
     "history": {
         "moving_average": hf.MovingAverage(new=0.25, start="zero"),
@@ -220,7 +224,8 @@ def test_any_callable_can_be_written(fn: Any, shown: str) -> None:
             hf.Approximation,
             "count_sketsch",
             r"unknown approximation 'count_sketsch'; known: diagonal, block_diagonal, "
-            r"count_sketch, low_rank, full; did you mean 'count_sketch'\?",
+            r"count_sketch, low_rank, diagonal_plus_low_rank, full, composite; did you mean "
+            r"'count_sketch'\?",
         ),
         (hf.Importance, "EWC", r"unknown importance 'EWC'; known: ewc, mas, scp, custom"),
         (hf.History, "average", r"unknown history 'average'; known: moving_average, sum, mean"),

@@ -92,7 +92,7 @@ def test_include_and_exclude(include: Any, exclude: Any, held: tuple[str, ...]) 
         penalty = recipe.consolidate(model, batches(columns, 4), seed=SEED)
         assert penalty.space.names == held
         if name != "block_diagonal-layer":  # its borders are those of the held layers
-            expected = approximate(approximation, W, model, divisor=8, seed=SEED)
+            expected = approximate(approximation, W, model, divisor=8, seed=SEED, names=held)
             close(penalty.matrix.dense(), expected, 1e-7)
         moved = nudge(copy.deepcopy(model), seed=3)
         penalty.add_grad_(moved)
@@ -261,6 +261,16 @@ def test_the_matrix_of_a_grown_model(approximation: str) -> None:
             expected = 0.5 * F.T @ F
         case hf.LowRank(rank=rank, shrink=shrink) if rank < 16:
             expected = reference.best_rank(expected, rank, shrink)
+        case hf.DiagonalPlusLowRank(rank=rank, shrink=shrink) if rank < 16:
+            # what is dropped from the low rank goes to the diagonal
+            assert isinstance(first.matrix, hf.SumMatrix)
+            before = in_place(first.matrix.parts[1].dense(), places, dim)
+            after = approximate(chosen.low_rank, W, grown, divisor=8, seed=SEED, task=1)
+            low = reference.best_rank(0.5 * (before + after), rank, shrink)
+            expected = low + (expected.diagonal() - low.diagonal()).diag()
+        case hf.Composite(parts=((pattern, hf.LowRank(rank=rank)), _)) if rank < 16:
+            at = reference.columns_by_pattern(grown, [pattern, "*"])[0]
+            expected[at[:, None], at] = reference.best_rank(expected[at[:, None], at], rank)
     close(both.matrix.dense(), expected)
     assert both.space == hf.ParameterSpace.of(grown)
 
