@@ -43,6 +43,15 @@ EXACT = {
     "full-factored": hf.Full(form="factored"),
     "low_rank": hf.LowRank(rank=TASKS * EXAMPLES),
     "low_rank-stack": hf.LowRank(rank=EXAMPLES, merge="stack"),
+    "diagonal_plus_low_rank": hf.DiagonalPlusLowRank(rank=TASKS * EXAMPLES),
+    "diagonal_plus_low_rank-stack": hf.DiagonalPlusLowRank(rank=2, group=1, merge="stack"),
+    "composite": hf.Composite(
+        {
+            "*.bias": hf.Full(form="dense"),
+            "body.*": hf.LowRank(rank=2, group=1, merge="stack"),
+            "*": hf.DiagonalPlusLowRank(rank=2, group=1, merge="stack"),
+        }
+    ),
 }
 
 
@@ -147,9 +156,12 @@ def test_five_equal_tasks_at_five_anchors(anchor: str) -> None:
 def test_constant_memory() -> None:
     """Every approximation but the stacking ones: five tasks take what two do."""
     for approximation in (
-        *[EXACT[name] for name in EXACT if not name.startswith(("low_rank", "full-factored"))],
+        *[EXACT[name] for name in ("diagonal", "block_diagonal-size", "block_diagonal-layer")],
+        EXACT["full-dense"],
         hf.CountSketch(size=3),
         hf.LowRank(rank=3),
+        hf.DiagonalPlusLowRank(rank=3),
+        hf.Composite({"body.*": hf.DiagonalPlusLowRank(rank=3), "*": hf.CountSketch(size=3)}),
     ):
         recipe = hf.Regularizer(hf.EWC(), approximation, anchor="each")
         sizes = [penalty.nbytes for penalty in consolidated(recipe)]

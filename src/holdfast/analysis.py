@@ -9,7 +9,9 @@ from holdfast.matrices import (
     BlockDiagonalMatrix,
     DiagonalMatrix,
     FactoredMatrix,
+    PartsMatrix,
     PSDMatrix,
+    SumMatrix,
 )
 
 __all__ = ["frobenius_error", "inner", "spectrum", "stable_rank"]
@@ -22,6 +24,9 @@ def inner(a: PSDMatrix, b: PSDMatrix) -> float:
     for x, y in ((a, b), (b, a)):
         if isinstance(x, DiagonalMatrix):
             return float(x.values.double() @ y.diagonal().double())
+    for x, y in ((a, b), (b, a)):
+        if isinstance(x, SumMatrix):
+            return sum(inner(part, y) for part in x.parts)
     if isinstance(a, FactoredMatrix) and isinstance(b, FactoredMatrix):
         return float((a.factor.double() @ b.factor.double().T).square().sum())
     for x, y in ((a, b), (b, a)):
@@ -31,6 +36,8 @@ def inner(a: PSDMatrix, b: PSDMatrix) -> float:
         if [s.shape for s in a.stacks] == [s.shape for s in b.stacks]:
             pairs = zip(a.stacks, b.stacks, strict=True)
             return sum(float((s.double() * t.double()).sum()) for s, t in pairs)
+    if isinstance(a, PartsMatrix) and isinstance(b, PartsMatrix) and a.places == b.places:
+        return sum(inner(x, y) for x, y in zip(a.parts, b.parts, strict=True))
     return float((a.dense().double() * b.dense().double()).sum())
 
 

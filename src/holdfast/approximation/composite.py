@@ -57,12 +57,16 @@ class Composite(Approximation):
     parts: Mapping[str, Approximation] | tuple[tuple[str, Approximation], ...]
 
     def __post_init__(self) -> None:
-        given = self.parts.items() if isinstance(self.parts, Mapping) else self.parts
-        parts = tuple((pattern, member) for pattern, member in given)
-        if not parts:
-            raise ValueError(
-                'parts is empty; expected e.g. {"*.bias": Diagonal(), "*": LowRank()}'
+        given = tuple(self.parts.items()) if isinstance(self.parts, Mapping) else self.parts
+        example = '{"*.bias": Diagonal(), "*": LowRank()}'
+        if not isinstance(given, tuple) or not all(_is_pair(part) for part in given):
+            raise TypeError(
+                "parts: expected a mapping from patterns to approximations, as in "
+                f"{example}, got {self.parts!r}"
             )
+        parts: tuple[tuple[str, Approximation], ...] = given
+        if not parts:
+            raise ValueError(f"parts is empty; expected e.g. {example}")
         for pattern, member in parts:
             if not isinstance(pattern, str):
                 raise TypeError(f"a pattern must be a string, got {pattern!r}")
@@ -163,6 +167,8 @@ class Composite(Approximation):
         assert isinstance(old, PartsMatrix)
         assert isinstance(new, PartsMatrix)
         known = list(zip(old.parts, old.offsets(offset), strict=True))
+        if new.places[: len(known)] != old.places:
+            raise ValueError(_changed(*(p for p, _ in self.members)))
         parts: list[PSDMatrix] = []
         offsets: list[Offset] = []
         for place, part in enumerate(new.parts):  # only the last part can be without parameters
@@ -210,12 +216,20 @@ class Composite(Approximation):
                 size += end - start
             inner = places[index.cpu()[entries]]
             if bool((inner < 0).any()):
-                raise ValueError(
-                    f"parameters that {pattern!r} of Composite held before belong to another pattern "
-                    "now; keep the classes of their layers, or match them by name"
-                )
+                raise ValueError(_changed(pattern))
             found.append((member, space.part(held), ranges, inner))
         return found
+
+
+def _is_pair(part: object) -> bool:
+    return isinstance(part, tuple) and len(part) == 2
+
+
+def _changed(*patterns: str) -> str:
+    return (
+        f"parameters that {', '.join(map(repr, patterns))} of Composite held before belong to another "
+        "pattern now; keep the classes of their layers, or match them by name"
+    )
 
 
 def _ranges(space: ParameterSpace, held: Sequence[int]) -> Ranges:
