@@ -59,20 +59,15 @@ def truncated(
     F = matrix.factor
     values, vectors, shares = _shares(matrix.gram(), keep, shrink)
     some = shares < 1
-    kept, rest = (
-        vectors[:, :keep] * shares[:keep].sqrt(),
-        vectors[:, some] * (1 - shares[some]).sqrt(),
-    )
+    kept = vectors[:, :keep] * shares[:keep].sqrt()
+    rest = vectors[:, some] * (1 - shares[some]).sqrt()
     e = offset[0].to(values.dtype) if offset else values.new_zeros(len(F))
     lost_e = rest.T @ e
     # rows that are rounding alone must not be divided by their length
     lengths = (values * (1 - shares))[some].clamp(min=float(values[0]) * 1e-12 + 1e-300)
     slope = (lost_e / lengths).to(F.dtype).unsqueeze(1)
-    rows, squares, pull = (
-        F.new_empty(keep, matrix.dim),
-        F.new_empty(matrix.dim),
-        F.new_zeros(matrix.dim),
-    )
+    rows = F.new_empty(keep, matrix.dim)
+    squares, pull = F.new_empty(matrix.dim), F.new_zeros(matrix.dim)
     up, down = kept.T.to(F.dtype), rest.T.to(F.dtype)
     for first in range(0, matrix.dim, _COLUMNS):
         part = slice(first, first + _COLUMNS)
