@@ -75,6 +75,13 @@ def test_an_iterator_that_was_already_read() -> None:
         consolidate(data=data)
 
 
+def test_a_dataset_instead_of_batches() -> None:
+    examples = torch.utils.data.TensorDataset(*batch())
+    with pytest.raises(TypeError, match=r"TensorDataset, which yields one example .* DataLoader"):
+        consolidate(data=examples)
+    assert consolidate(data=torch.utils.data.DataLoader(examples, 4)).tasks[0].examples == 8
+
+
 def test_empty_data_for_slices() -> None:
     with pytest.raises(ValueError, match="the data is empty"):
         consolidate(importance=hf.SCP(), data=[])

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         Setting,
     )
     from holdfast.diagnosis import Diagnosis, diagnose
+    from holdfast.gradients import CouplingWarning, VectorisationWarning
     from holdfast.history import HISTORIES, History, Mean, MovingAverage, Sum
     from holdfast.importance import EWC, IMPORTANCES, MAS, SCP, Custom, Importance
     from holdfast.matrices import (
@@ -55,6 +56,7 @@ __all__ = [
     "BlockDiagonalMatrix",
     "Composite",
     "CountSketch",
+    "CouplingWarning",
     "Custom",
     "DenseMatrix",
     "Diagnosis",
@@ -79,6 +81,7 @@ __all__ = [
     "Sum",
     "SumMatrix",
     "TaskRecord",
+    "VectorisationWarning",
     "diagnose",
     "frobenius_error",
     "losses",
@@ -104,6 +107,8 @@ _HOMES = {
     "Setting": "holdfast.approximation",
     "Diagnosis": "holdfast.diagnosis",
     "diagnose": "holdfast.diagnosis",
+    "CouplingWarning": "holdfast.gradients",
+    "VectorisationWarning": "holdfast.gradients",
     "HISTORIES": "holdfast.history",
     "History": "holdfast.history",
     "Mean": "holdfast.history",

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset
 
 from holdfast import memory
 from holdfast.approximation import Approximation, CountSketch, Diagonal, LowRank, Setting
@@ -120,6 +121,11 @@ class Regularizer:
             seed = secrets.randbits(63)
         elif not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
             raise ValueError(f"seed must be a non-negative integer, got {seed!r}")
+        if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+            raise TypeError(
+                f"data is a {type(data).__name__}, which yields one example at a time; expected batches: "
+                "pass torch.utils.data.DataLoader(data, batch_size=100)"
+            )
         self._check_previous(previous)
         inner = unwrap(model)
         space = ParameterSpace.of(inner, self.include, self.exclude)
