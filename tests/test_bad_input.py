@@ -77,7 +77,7 @@ def test_an_iterator_that_was_already_read() -> None:
 
 def test_a_dataset_instead_of_batches() -> None:
     examples = torch.utils.data.TensorDataset(*batch())
-    with pytest.raises(TypeError, match=r"TensorDataset, which yields one example .* DataLoader"):
+    with pytest.raises(TypeError, match=r"TensorDataset, which yields one example .*DataLoader"):
         consolidate(data=examples)
     assert consolidate(data=torch.utils.data.DataLoader(examples, 4)).tasks[0].examples == 8
 
