@@ -3,6 +3,7 @@
 import copy
 import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import reference
 from holdfast import penalty as penalty_module
 from holdfast.analysis import inner
 from holdfast.configuration import from_json, to_json
+from holdfast.gradients import Gradients
 from holdfast.hashing import Draw
 from holdfast.rows import GivenRows
 from holdfast.views import PartialRows, SquaredRows
@@ -145,7 +147,7 @@ def test_a_model_whose_parameters_are_not_copied(
 def test_some_columns_of_rows() -> None:
     W, index = torch.randn(5, 6), torch.arange(5)
     chosen = [0, 1, 4]
-    view = PartialRows(GivenRows(W, index), [(0, 2), (4, 5)], torch.ones(6))
+    view = PartialRows(GivenRows(W, index), [0, 2], [(0, 2), (4, 5)], torch.ones(6))
     assert torch.equal(torch.cat(list(view.blocks())), W[:, chosen])
     signs = torch.tensor([1, -1, 1, 0, 1])
     for add, expected in (
@@ -378,6 +380,21 @@ def test_sketches_of_different_groups_are_independent() -> None:
     regularizer = hf.Regularizer(hf.EWC(), recipe)
     again = regularizer.consolidate(case.model(), [case.columns(9)], previous=penalty, seed=SEED)
     assert len({h for task in again.tasks for h in task.hash_ids}) == 6
+
+
+def test_rows_of_a_group_do_not_write_out_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few parameters of a large network cost what a few parameters cost."""
+    widths = set()
+    honest = Gradients.rows
+
+    def watched(self: Gradients, *args: Any, **options: Any) -> Iterator[Tensor]:
+        for block in honest(self, *args, **options):
+            widths.add(block.shape[1])
+            yield block
+
+    monkeypatch.setattr(Gradients, "rows", watched)
+    consolidated(hf.Composite({"head.*": hf.Full(), "*": hf.CountSketch(size=3)}))
+    assert widths == {12}
 
 
 def test_the_draw_of_a_part() -> None:

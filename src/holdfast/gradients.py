@@ -212,17 +212,15 @@ class Gradients:
         chosen: Sequence[int] | None = None,
     ) -> Iterator[Tensor]:
         """The rows of a cuttable batch as matrices (b, m), or of ``chosen`` parameters only."""
-        width = self.space.dim * torch.empty(0, **self.like).element_size()
+        chosen = range(len(self._parameters)) if chosen is None else chosen
+        width = self.like["dtype"].itemsize * sum(self.space.sizes[i] for i in chosen)
         size = max(1, ROW_BYTES // (3 * width))  # gradients per parameter, their join, one spare
         for first in range(0, len(which), size):
             part = slice(first, first + size)
             chunk = ([leaf[part] for leaf in leaves], which[part], uniforms[part], examples[part])
             block = self._vector_rows(template, *chunk, chosen) if self._vectorised else None
             if block is None:
-                block = self.single_rows(template, *chunk)
-                if chosen is not None:
-                    pieces = torch.split(block, list(self.space.sizes), 1)
-                    block = torch.cat([pieces[i] for i in chosen], 1)
+                block = self.single_rows(template, *chunk, chosen)
             bad = ~block.isfinite().all(1)
             if bool(bad.any()):
                 where = int(bad.nonzero()[0])
@@ -239,7 +237,7 @@ class Gradients:
         which: Tensor,
         uniforms: Tensor,
         examples: Tensor,
-        chosen: Sequence[int] | None,
+        chosen: Sequence[int],
     ) -> Tensor | None:
         def potential(
             held: dict[int, Tensor], leaves: Sequence[Tensor], which: Tensor, uniform: Tensor
@@ -254,7 +252,6 @@ class Gradients:
             values = self._values(outputs, batch, uniform.unsqueeze(0))
             return values[0].gather(0, which.reshape(1)).squeeze(0)
 
-        chosen = range(len(self._parameters)) if chosen is None else chosen
         held = {i: self._parameters[i].detach() for i in chosen}
         try:
             # the fused attention kernels have no batching rule; parameters that are not asked for
@@ -323,15 +320,18 @@ class Gradients:
         which: Tensor,
         uniforms: Tensor,
         examples: Tensor,
+        chosen: Sequence[int] | None = None,
     ) -> Tensor:
         """The rows from one backward pass each."""
-        out = torch.zeros(len(which), self.space.dim, **self.like)
-        for i, row in enumerate(out):
-            one = slice(i, i + 1)
+        rows = []
+        for i in range(len(which)):
+            one, row = slice(i, i + 1), torch.zeros(self.space.dim, **self.like)
             batch = batches.rebuild(template, [leaf[one] for leaf in leaves])
             values = self.potentials(batch, uniforms[one], examples[one])
             self.add_gradient_(row, values[0, which[i]])
-        return out
+            pieces = row.split(self.space.sizes)
+            rows.append(row if chosen is None else torch.cat([pieces[i] for i in chosen]))
+        return torch.stack(rows)
 
 
 def _slots(module: nn.Module) -> dict[int, list[str]]:

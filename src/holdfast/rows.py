@@ -35,6 +35,18 @@ class RowBatch(ABC):
     def blocks(self) -> Iterator[Tensor]:
         """The rows themselves, in order, as matrices (b, m) small enough for memory."""
 
+    def blocks_of(
+        self, chosen: Sequence[int], ranges: Sequence[tuple[int, int]]
+    ) -> Iterator[Tensor]:
+        """The rows of some parameters only.
+
+        Args:
+            chosen: Positions of the parameters.
+            ranges: Where their entries are in a whole row, half-open, in the same order.
+        """
+        for block in self.blocks():
+            yield torch.cat([block[:, start:end] for start, end in ranges], 1)
+
     @abstractmethod
     def add_signed_sum_(self, out: Tensor, signs: Tensor) -> None:
         r"""Add :math:`\sum_i \sigma_i w_i` to the vector ``out``, in one backward pass."""
@@ -98,8 +110,17 @@ class ExampleRows(RowBatch):
         return self.index // self._gradients.rows_per_example
 
     def blocks(self) -> Iterator[Tensor]:
+        return self._rows(None)
+
+    def blocks_of(
+        self, chosen: Sequence[int], ranges: Sequence[tuple[int, int]]
+    ) -> Iterator[Tensor]:
+        return self._rows(chosen)
+
+    def _rows(self, chosen: Sequence[int] | None) -> Iterator[Tensor]:
         *leaves, which, uniforms = self._columns
-        return self._gradients.rows(self._template, leaves, which, uniforms, self._examples)
+        examples = self._examples
+        return self._gradients.rows(self._template, leaves, which, uniforms, examples, chosen)
 
     def add_signed_sum_(self, out: Tensor, signs: Tensor) -> None:
         self._gradients.sums.add_(out, lambda: self._signed(signs))

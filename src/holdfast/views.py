@@ -16,27 +16,31 @@ class PartialRows(RowBatch):
 
     Args:
         rows: The whole rows.
-        ranges: Which columns, as half-open ranges.
+        chosen: The positions of the parameters whose columns these are.
+        ranges: The columns, as half-open ranges.
         room: A vector of the length of a whole row, to be overwritten.
     """
 
-    def __init__(self, rows: RowBatch, ranges: Sequence[tuple[int, int]], room: Tensor) -> None:
-        self._rows, self._ranges, self._room, self.index = rows, ranges, room, rows.index
-
-    def _cut(self, whole: Tensor) -> Tensor:
-        pieces = [whole[..., start:end] for start, end in self._ranges]
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, -1)
+    def __init__(
+        self,
+        rows: RowBatch,
+        chosen: Sequence[int],
+        ranges: Sequence[tuple[int, int]],
+        room: Tensor,
+    ) -> None:
+        self._rows, self.index = rows, rows.index
+        self._chosen, self._ranges, self._room = chosen, ranges, room
 
     def blocks(self) -> Iterator[Tensor]:
-        return map(self._cut, self._rows.blocks())
+        return self._rows.blocks_of(self._chosen, self._ranges)
 
     def add_signed_sum_(self, out: Tensor, signs: Tensor) -> None:
         self._rows.add_signed_sum_(self._room.zero_(), signs)
-        out += self._cut(self._room)
+        out += torch.cat([self._room[start:end] for start, end in self._ranges])
 
     def add_squared_sum_(self, out: Tensor) -> None:
         self._rows.add_squared_sum_(self._room.zero_())
-        out += self._cut(self._room)
+        out += torch.cat([self._room[start:end] for start, end in self._ranges])
 
     @property
     def columns(self) -> list[Tensor] | None:
@@ -47,7 +51,8 @@ class PartialRows(RowBatch):
         return self._rows.signature
 
     def like(self, columns: Sequence[Tensor], index: Tensor) -> "PartialRows":
-        return PartialRows(self._rows.like(columns, index), self._ranges, self._room)
+        rows = self._rows.like(columns, index)
+        return PartialRows(rows, self._chosen, self._ranges, self._room)
 
 
 class SquaredRows(RowBatch):

@@ -26,6 +26,7 @@ class Group:
 
     member: Approximation
     setting: Setting  # where it works: its own parameters, its own randomness
+    positions: list[int]  # of its parameters among all
     ranges: Ranges  # of the whole flat vector
 
 
@@ -129,6 +130,7 @@ class Composite(Approximation):
                 dataclasses.replace(
                     setting, space=setting.space.part(held), draw=setting.draw.part(place)
                 ),
+                held,
                 _ranges(setting.space, held),
             )
             for place, ((_, member), held) in enumerate(
@@ -150,7 +152,7 @@ class Composite(Approximation):
     def update(self, state: Any, rows: RowBatch) -> None:
         alone = len(state.groups) == 1
         for group, own in zip(state.groups, state.states, strict=True):
-            seen = rows if alone else PartialRows(rows, group.ranges, state.room)
+            seen = rows if alone else PartialRows(rows, group.positions, group.ranges, state.room)
             group.member.update(own, seen)
 
     def finish(self, state: Any) -> PartsMatrix:
