@@ -41,6 +41,7 @@ APPROXIMATIONS: dict[str, dict[str, hf.Approximation]] = {
         "shrink": hf.LowRank(rank=2, group=1, shrink=True),
         "groups": hf.LowRank(rank=2, group=3),
         "auto": hf.LowRank(rank=1),
+        "sketch": hf.LowRank(rank=2, group=3, shrink=True),
     },
     "full": {"dense": hf.Full(form="dense"), "factored": hf.Full(form="factored")},
     "diagonal_plus_low_rank": {
@@ -54,6 +55,13 @@ APPROXIMATIONS: dict[str, dict[str, hf.Approximation]] = {
             {"*weight": hf.LowRank(rank=2, group=3), "*": hf.Full(form="dense")}
         ),
     },
+    "dense_sketch": {
+        "rademacher": hf.DenseSketch(size=2),
+        "gaussian": hf.DenseSketch(size=2, kind="gaussian"),
+    },
+    "osnap": {"": hf.OSNAP(size=2, nonzeros=2)},
+    "srht": {"": hf.SRHT(size=2), "blocks": hf.SRHT(size=2, block=4)},
+    "nystrom": {"": hf.Nystrom(size=2), "exact": hf.Nystrom(size=250)},
 }
 
 
@@ -79,9 +87,28 @@ ORDERLESS = (
     "full-factored",
     "diagonal_plus_low_rank-exact",
     "composite-exact",
+    "nystrom",
+    "nystrom-exact",
 )
 # Importances whose rows do not depend on the order of the examples.
 ROW_ORDERLESS = [name for name in ALL_IMPORTANCES if name != "ewc-sampled"]
+
+
+def sketched(
+    approximation: hf.Approximation, W: Tensor, *, seed: int = 0, task: int = 0
+) -> Tensor:
+    """F = S W of the linear sketches, by dense algebra."""
+    draw = {"seed": seed, "task": task}
+    match approximation:
+        case hf.CountSketch(size=size, copies=copies):
+            return reference.count_sketch(W, size, copies=copies, **draw)[0]
+        case hf.OSNAP(size=size, nonzeros=s):
+            return reference.count_sketch(W, size // s, copies=s, **draw)[0]
+        case hf.DenseSketch(size=size, kind=kind):
+            return reference.dense_sketch(W, size, kind, **draw)
+        case hf.SRHT(size=size, block=block):
+            return reference.srht(W, size, block, **draw)
+    raise NotImplementedError(f"no dense rule for {approximation!r}: add one")
 
 
 def approximate(
@@ -106,8 +133,8 @@ def approximate(
             return reference.blocks(exact, reference.layer_borders(model))
         case hf.BlockDiagonal(size=size):
             return reference.blocks(exact, [*range(0, len(exact), size), len(exact)])
-        case hf.CountSketch(size=size, copies=copies):
-            F, _ = reference.count_sketch(W, size, seed=seed, task=task, copies=copies)
+        case hf.CountSketch() | hf.OSNAP() | hf.DenseSketch() | hf.SRHT():
+            F = sketched(approximation, W, seed=seed, task=task)
             return F.T @ F / divisor
         case hf.LowRank(rank=rank, group=group, shrink=shrink):
             streamed = reference.streamed_low_rank(W, rank, group, shrink, seed, task)
@@ -129,6 +156,8 @@ def approximate(
                         member, W[:, at], model, divisor=divisor, seed=own, task=task
                     )
             return total
+        case hf.Nystrom(size=size, seed=own):
+            return reference.nystrom(exact, size, own)
     raise NotImplementedError(f"no dense rule for {approximation!r}: add one")
 
 
@@ -144,6 +173,7 @@ def too_small_to_sketch(
     approximation: hf.Approximation, count: int
 ) -> AbstractContextManager[Any]:
     """Expects the one warning that a sketch has as many rows as what it sketches, if it has."""
-    if isinstance(approximation, hf.CountSketch) and count <= approximation.size:
+    sketches = hf.CountSketch, hf.DenseSketch, hf.OSNAP, hf.SRHT
+    if isinstance(approximation, sketches) and count <= approximation.size:
         return pytest.warns(UserWarning, match=f"LowRank\\(rank={count}\\)")
     return contextlib.nullcontext()

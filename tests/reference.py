@@ -18,7 +18,15 @@ from torch import Tensor, nn
 import holdfast as hf
 
 PRIME = 2**31 - 1
-PURPOSES = {"sketch": 0, "labels": 1, "slices": 2, "groups": 3, "parts": 5}
+PURPOSES = {
+    "sketch": 0,
+    "labels": 1,
+    "slices": 2,
+    "groups": 3,
+    "parts": 5,
+    "entries": 6,
+    "test_matrix": 7,
+}
 Loss = Callable[[Tensor, tuple[Tensor, ...]], Tensor]  # (outputs, batch of one) -> scalar
 
 
@@ -236,6 +244,48 @@ def count_sketch(
     hashes = [Hash(size, seed, task, "sketch", c) for c in range(copies)]
     F = torch.cat([h.matrix(len(W)) @ W for h in hashes]) / copies**0.5
     return F, tuple(h.id for h in hashes)
+
+
+def dense_sketch(W: Tensor, size: int, kind: str, *, seed: int = 0, task: int = 0) -> Tensor:
+    """S W / √t, the numbers of 1,024 consecutive rows from one generator each."""
+    F = torch.zeros(size, W.shape[1], dtype=torch.float64)
+    for number, part in enumerate(W.split(1024)):
+        stream = generator(seed, task, "entries", number)
+        if kind == "gaussian":
+            S = stream.standard_normal((1024, size))
+        else:
+            S = 1.0 - 2.0 * stream.integers(0, 2, (1024, size), dtype=np.int8)
+        F = F + torch.from_numpy(S[: len(part)]).T @ part
+    return F / size**0.5
+
+
+def srht(W: Tensor, size: int, block: int, *, seed: int = 0, task: int = 0) -> Tensor:
+    """Block by block: signs, the whole orthonormal transform, a sample of its rows, signs."""
+    H = torch.ones(1, 1, dtype=torch.float64)
+    while len(H) < block:
+        H = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64), H)
+    H = H / block**0.5
+    F = torch.zeros(size, W.shape[1], dtype=torch.float64)
+    for number, part in enumerate(W.split(block)):
+        stream = generator(seed, task, "entries", number)
+        sampled = stream.choice(block, size, replace=False)
+        D, R = (1.0 - 2.0 * stream.integers(0, 2, k, dtype=np.int8) for k in (block, size))
+        padded = torch.zeros(block, W.shape[1], dtype=torch.float64)
+        padded[: len(part)] = part
+        transformed = H @ torch.diag(torch.from_numpy(D)) @ padded
+        F = F + torch.diag(torch.from_numpy(R)) @ transformed[sampled]
+    return F * (block / size) ** 0.5
+
+
+def nystrom(matrix: Tensor, size: int, seed: int = 0) -> Tensor:
+    """Y (GᵀY)⁺ Yᵀ, as Ω^½ P Ω^½ with the projector P onto the range of Ω^½ G."""
+    m = len(matrix)
+    G = torch.from_numpy(generator(seed, 0, "test_matrix").standard_normal((m, min(size, m))))
+    values, vectors = torch.linalg.eigh(matrix)
+    root = vectors * values.clamp(min=0).sqrt() @ vectors.T
+    left, singular, _ = torch.linalg.svd(root @ G, full_matrices=False)
+    basis = root @ left[:, singular > 1e-8 * singular.max()]
+    return basis @ basis.T
 
 
 def best_rank(matrix: Tensor, rank: int, shrink: bool = False) -> Tensor:

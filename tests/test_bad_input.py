@@ -23,6 +23,10 @@ SMALL: dict[str, hf.Approximation] = {
     "full": hf.Full(),
     "diagonal_plus_low_rank": hf.DiagonalPlusLowRank(rank=2, group=3),
     "composite": hf.Composite({"0.*": hf.LowRank(rank=2, group=3), "*": hf.Diagonal()}),
+    "dense_sketch": hf.DenseSketch(size=2),
+    "osnap": hf.OSNAP(size=2),
+    "srht": hf.SRHT(size=2),
+    "nystrom": hf.Nystrom(size=2),
 }
 every_approximation = pytest.mark.parametrize("approximation", SMALL.values(), ids=SMALL)
 
@@ -266,6 +270,12 @@ COUNTS: list[tuple[str, Callable[[Any], Any]]] = [
     ("rank", lambda v: hf.LowRank(rank=v)),
     ("group", lambda v: hf.LowRank(group=v)),
     ("size", lambda v: hf.BlockDiagonal(size=v)),
+    ("size", lambda v: hf.DenseSketch(size=v)),
+    ("size", lambda v: hf.OSNAP(size=v)),
+    ("nonzeros", lambda v: hf.OSNAP(nonzeros=v)),
+    ("size", lambda v: hf.SRHT(size=v)),
+    ("block", lambda v: hf.SRHT(block=v)),
+    ("size", lambda v: hf.Nystrom(size=v)),
     ("slices", lambda v: hf.SCP(slices=v)),
 ]
 
@@ -309,6 +319,16 @@ def test_strengths_are_finite_and_not_negative(strength: Any) -> None:
         (lambda: hf.MAS(outputs="probabilities"), r"outputs 'probab.*known: logits, softmax"),
         (lambda: hf.CountSketch(merge="sum"), r"merge must be 'rows' or 'stack', got 'sum'"),
         (lambda: hf.LowRank(merge="sum"), r"merge must be 'rows' or 'stack', got 'sum'"),
+        (lambda: hf.DenseSketch(merge="sum"), r"merge must be 'rows' or 'stack', got 'sum'"),
+        (lambda: hf.DenseSketch(kind="cauchy"), r"kind must be 'rademacher' or 'g.*got 'cauchy'"),
+        (lambda: hf.OSNAP(merge="sum"), r"merge must be 'rows' or 'stack', got 'sum'"),
+        (lambda: hf.OSNAP(size=50, nonzeros=4), r"multiple of nonzeros=4, got 50; 52 is one"),
+        (lambda: hf.SRHT(merge="sum"), r"merge must be 'rows' or 'stack', got 'sum'"),
+        (lambda: hf.SRHT(size=5, block=12), r"power of two and at least size=5, got 12; 8 is the"),
+        (lambda: hf.SRHT(size=9, block=8), r"power of two and at least size=9, got 8; 16 is the"),
+        (lambda: hf.Nystrom(merge="sum"), r"merge must be 'rows' or 'stack', got 'sum'"),
+        (lambda: hf.Nystrom(seed=-1), r"seed must be a non-negative integer, got -1"),
+        (lambda: hf.Nystrom(seed=True), r"seed must be a non-negative integer, got True"),
         (lambda: hf.BlockDiagonal(by="module"), r"by must be 'size' or 'layer', got 'module'"),
         (lambda: hf.Full(form="sparse"), r"form must be 'auto', .*got 'sparse'"),
         (lambda: hf.MovingAverage(start="none"), r"start must be 'first' or 'zero', got 'none'"),
@@ -438,7 +458,17 @@ def test_previous_is_a_penalty() -> None:
 
 
 @pytest.mark.parametrize(
-    "approximation", [hf.CountSketch(size=2), hf.CountSketch(size=2, merge="stack"), hf.LowRank(2)]
+    "approximation",
+    [
+        hf.CountSketch(size=2),
+        hf.CountSketch(size=2, merge="stack"),
+        hf.LowRank(2),
+        hf.DenseSketch(size=2),
+        hf.DenseSketch(size=2, kind="gaussian", merge="stack"),
+        hf.OSNAP(size=2),
+        hf.SRHT(size=2),
+    ],
+    ids=str,
 )
 def test_sketches_that_share_a_hash_are_not_merged(approximation: hf.Approximation) -> None:
     model = network()
@@ -446,7 +476,8 @@ def test_sketches_that_share_a_hash_are_not_merged(approximation: hf.Approximati
     first = regularizer.consolidate(model, [batch()], seed=0, progress=False)
     (record,) = first.tasks
     assert record.hash_ids
-    message = rf"hash {record.hash_ids[0]} is already in .*must not be merged.*use another seed"
+    ids = "|".join(record.hash_ids)
+    message = rf"hash ({ids}) is already in .*must not be merged.*use another seed"
     with pytest.raises(ValueError, match=message):
         regularizer.extend(first, model, first.matrix, record)
     # the loop with a constant seed is safe: its tasks draw their own
@@ -467,6 +498,10 @@ def available(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
         hf.LowRank(rank=1000),
         hf.CountSketch(size=1000),
         hf.CountSketch(size=10, copies=100),
+        hf.DenseSketch(size=1000),
+        hf.OSNAP(size=1000),
+        hf.SRHT(size=1000),
+        hf.Nystrom(size=1000),
         hf.BlockDiagonal(size=100),
         hf.Full(form="dense"),
         hf.Full(form="factored"),

@@ -48,6 +48,10 @@ MEMBERS: dict[str, dict[str, Any]] = {
             rank=7, group=3, shrink=True, merge="stack"
         ),
         "composite": hf.Composite({"*.bias": hf.Diagonal(), "*": hf.LowRank(rank=7)}),
+        "dense_sketch": hf.DenseSketch(size=7, kind="gaussian", merge="stack"),
+        "osnap": hf.OSNAP(size=6, nonzeros=3, merge="stack"),
+        "srht": hf.SRHT(size=7, block=8, merge="stack"),
+        "nystrom": hf.Nystrom(size=7, seed=3, merge="stack"),
     },
     "history": {
         "moving_average": hf.MovingAverage(new=0.25, start="zero"),
@@ -224,7 +228,7 @@ def test_any_callable_can_be_written(fn: Any, shown: str) -> None:
             hf.Approximation,
             "count_sketsch",
             r"unknown approximation 'count_sketsch'; known: diagonal, block_diagonal, "
-            r"count_sketch, low_rank, diagonal_plus_low_rank, full, composite; did you mean "
+            r"count_sketch, low_rank, diagonal_plus_low_rank, full, .*; did you mean "
             r"'count_sketch'\?",
         ),
         (hf.Importance, "EWC", r"unknown importance 'EWC'; known: ewc, mas, scp, custom"),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import holdfast as hf
 import reference
 from models_zoo import CASES, Network, PartlyFrozen, Transformer, batches, flat, nudge
-from recipes_table import ALL_APPROXIMATIONS, approximate, close
+from recipes_table import ALL_APPROXIMATIONS, approximate, close, sketched
 
 SEED = 6
 FULL = hf.Regularizer(hf.EWC(), hf.Full())
@@ -253,11 +253,10 @@ def test_the_matrix_of_a_grown_model(approximation: str) -> None:
     match chosen:
         case hf.BlockDiagonal(by="size"):  # what crosses the new borders is dropped
             expected = reference.blocks(expected, [*range(0, dim, 7), dim])
-        case hf.CountSketch(size=size, copies=copies):  # factors are added
+        case hf.CountSketch() | hf.OSNAP() | hf.DenseSketch() | hf.SRHT():  # factors are added
             F = torch.zeros(both.matrix.factor.shape, dtype=torch.float64)
             F[:, places] = first.matrix.factor
-            G, _ = reference.count_sketch(W, size, seed=SEED, task=1, copies=copies)
-            F = F + G / 8**0.5
+            F = F + sketched(chosen, W, seed=SEED, task=1) / 8**0.5
             expected = 0.5 * F.T @ F
         case hf.LowRank(rank=rank, shrink=shrink) if rank < 16:
             expected = reference.best_rank(expected, rank, shrink)
@@ -271,6 +270,8 @@ def test_the_matrix_of_a_grown_model(approximation: str) -> None:
         case hf.Composite(parts=((pattern, hf.LowRank(rank=rank)), _)) if rank < 16:
             at = reference.columns_by_pattern(grown, [pattern, "*"])[0]
             expected[at[:, None], at] = reference.best_rank(expected[at[:, None], at], rank)
+        case hf.Nystrom(size=size, seed=own):  # of the old approximation plus the new matrix
+            expected = reference.nystrom(0.5 * (wide + W.T @ W / 8), size, own)
     close(both.matrix.dense(), expected)
     assert both.space == hf.ParameterSpace.of(grown)
 

@@ -17,7 +17,16 @@ __all__ = ["PRIME", "Draw", "SketchHash", "polynomial"]
 PRIME = 2**31 - 1  # a Mersenne prime; (p - 1)² + p < 2⁶³
 
 # One number per use of randomness, so that no two uses share a stream.
-_PURPOSES = {"sketch": 0, "labels": 1, "slices": 2, "groups": 3, "probes": 4, "parts": 5}
+_PURPOSES = {
+    "sketch": 0,
+    "labels": 1,
+    "slices": 2,
+    "groups": 3,
+    "probes": 4,
+    "parts": 5,
+    "entries": 6,
+    "test_matrix": 7,
+}
 
 
 @dataclass(frozen=True)

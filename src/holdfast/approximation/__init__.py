@@ -4,22 +4,30 @@ from holdfast.approximation.base import Approximation, Setting
 from holdfast.approximation.block_diagonal import BlockDiagonal
 from holdfast.approximation.composite import Composite
 from holdfast.approximation.count_sketch import CountSketch
+from holdfast.approximation.dense_sketch import DenseSketch
 from holdfast.approximation.diagonal import Diagonal
 from holdfast.approximation.diagonal_plus_low_rank import DiagonalPlusLowRank
 from holdfast.approximation.full import Full
 from holdfast.approximation.low_rank import LowRank
+from holdfast.approximation.nystrom import Nystrom
+from holdfast.approximation.osnap import OSNAP
+from holdfast.approximation.srht import SRHT
 from holdfast.configuration import register
 
 __all__ = [
     "APPROXIMATIONS",
+    "OSNAP",
+    "SRHT",
     "Approximation",
     "BlockDiagonal",
     "Composite",
     "CountSketch",
+    "DenseSketch",
     "Diagonal",
     "DiagonalPlusLowRank",
     "Full",
     "LowRank",
+    "Nystrom",
     "Setting",
 ]
 
@@ -34,5 +42,9 @@ APPROXIMATIONS = register(
         "diagonal_plus_low_rank": DiagonalPlusLowRank,
         "full": Full,
         "composite": Composite,
+        "dense_sketch": DenseSketch,
+        "osnap": OSNAP,
+        "srht": SRHT,
+        "nystrom": Nystrom,
     },
 )

@@ -13,7 +13,7 @@ from holdfast.matrices import FactoredMatrix, Offset, PSDMatrix
 from holdfast.regrouping import Regrouping
 from holdfast.rows import RowBatch
 
-__all__ = ["CountSketch", "stack"]
+__all__ = ["CountSketch", "advise", "check_merge", "merged", "stack"]
 
 
 @dataclass
@@ -50,8 +50,7 @@ class CountSketch(Approximation):
     def __post_init__(self) -> None:
         positive("size", self.size)
         positive("copies", self.copies)
-        if self.merge not in ("rows", "stack"):
-            raise ValueError(f"merge must be 'rows' or 'stack', got {self.merge!r}")
+        check_merge(self.merge)
 
     def hashes(self, setting: Setting) -> list[SketchHash]:
         """The hash functions of this task, one per copy."""
@@ -78,14 +77,13 @@ class CountSketch(Approximation):
             group.add(rows, h.buckets(rows.index), h.signs(rows.index))
 
     def finish(self, state: Any) -> FactoredMatrix:
+        advise(self, self.size, state.rows)
+        return self.collect(state)
+
+    def collect(self, state: Any) -> FactoredMatrix:
+        """What :meth:`finish` returns, without a word about its size."""
         for group in state.groups:
             group.flush()
-        if state.rows <= self.size:
-            warnings.warn(
-                f"CountSketch(size={self.size}) of {state.rows} rows: LowRank(rank={state.rows}) "
-                "needs no more memory and is exact",
-                stacklevel=2,
-            )
         found = FactoredMatrix(state.factor)
         return found if self.copies == 1 else found.scale_(1 / self.copies)
 
@@ -93,20 +91,43 @@ class CountSketch(Approximation):
         return setting.nbytes(self.copies * self.size * setting.dim)
 
     def add(self, old: PSDMatrix, offset: Offset, new: PSDMatrix) -> tuple[PSDMatrix, Offset]:
-        assert isinstance(old, FactoredMatrix)
-        assert isinstance(new, FactoredMatrix)
-        F, G = old.factor, new.factor
-        if self.merge == "stack":
-            return stack(old, offset, new)
-        if len(F) == len(G):
-            return FactoredMatrix(F + G), offset
-        # A trimmed factor has other rows. New signs are independent of it, so that the mean of the sum
-        # is still right wherever its rows are added.
-        rows = max(len(F), len(G))
-        padded = [torch.cat([X, X.new_zeros(rows - len(X), X.shape[1])]) for X in (F, G)]
-        return FactoredMatrix(padded[0] + padded[1]), tuple(
-            torch.cat([e, e.new_zeros(rows - len(e))]) for e in offset
+        return merged(self.merge, old, offset, new)
+
+
+def check_merge(merge: str) -> None:
+    """Refuse a way of merging that there is not."""
+    if merge not in ("rows", "stack"):
+        raise ValueError(f"merge must be 'rows' or 'stack', got {merge!r}")
+
+
+def advise(recipe: Approximation, size: int, rows: int) -> None:
+    """Say so where a sketch has as many rows as what it sketches."""
+    if rows <= size:
+        warnings.warn(
+            f"{type(recipe).__name__}(size={size}) of {rows} rows: LowRank(rank={rows}) "
+            "needs no more memory and is exact",
+            stacklevel=3,
         )
+
+
+def merged(
+    merge: Literal["rows", "stack"], old: PSDMatrix, offset: Offset, new: PSDMatrix
+) -> tuple[FactoredMatrix, Offset]:
+    """Two sketches F = S W with independent S as one: their rows added, or kept apart."""
+    assert isinstance(old, FactoredMatrix)
+    assert isinstance(new, FactoredMatrix)
+    F, G = old.factor, new.factor
+    if merge == "stack":
+        return stack(old, offset, new)
+    if len(F) == len(G):
+        return FactoredMatrix(F + G), offset
+    # A trimmed factor has other rows. New signs are independent of it, so that the mean of the sum
+    # is still right wherever its rows are added.
+    rows = max(len(F), len(G))
+    padded = [torch.cat([X, X.new_zeros(rows - len(X), X.shape[1])]) for X in (F, G)]
+    return FactoredMatrix(padded[0] + padded[1]), tuple(
+        torch.cat([e, e.new_zeros(rows - len(e))]) for e in offset
+    )
 
 
 def stack(

@@ -200,7 +200,9 @@ class LowRank(Approximation):
     r"""The truncated eigendecomposition of Ω, by stacking, a small Gram matrix and truncation.
 
     The first ``rank`` rows enter one by one, so rank ≥ n is exact. Later rows enter as random-sign
-    sums of consecutive rows (unbiased; quality falls with the size of the groups, speed rises).
+    sums of consecutive rows (unbiased; quality falls with the size of the groups, speed rises). The
+    sums are the rows of a sketch with one entry ±1 per column: with ``shrink``, this is a sketch of
+    many rows streamed into Frequent Directions.
 
     Args:
         rank: Rows kept.
