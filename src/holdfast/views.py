@@ -31,16 +31,19 @@ class PartialRows(RowBatch):
         self._rows, self.index = rows, rows.index
         self._chosen, self._ranges, self._room = chosen, ranges, room
 
+    def _cut(self, whole: Tensor) -> Tensor:
+        return torch.cat([whole[start:end] for start, end in self._ranges])
+
     def blocks(self) -> Iterator[Tensor]:
         return self._rows.blocks_of(self._chosen, self._ranges)
 
     def add_signed_sum_(self, out: Tensor, signs: Tensor) -> None:
         self._rows.add_signed_sum_(self._room.zero_(), signs)
-        out += torch.cat([self._room[start:end] for start, end in self._ranges])
+        out += self._cut(self._room)
 
     def add_squared_sum_(self, out: Tensor) -> None:
         self._rows.add_squared_sum_(self._room.zero_())
-        out += torch.cat([self._room[start:end] for start, end in self._ranges])
+        out += self._cut(self._room)
 
     @property
     def columns(self) -> list[Tensor] | None:
