@@ -6,7 +6,7 @@ from functools import partial
 from holdfast.report.blocks import size
 from holdfast.report.claims import Claim, Finding, not_run
 from holdfast.report.loading import Study
-from holdfast.report.measures import mean_seconds
+from holdfast.report.measures import median_seconds
 from holdfast.report.settings import Setting, words
 
 __all__ = ["COST_CLAIMS"]
@@ -37,12 +37,12 @@ def _bytes(setting: Setting) -> float:
 
 
 def _consolidation(setting: Setting) -> float:
-    return mean_seconds(setting, "consolidation")
+    return median_seconds(setting, "consolidation")
 
 
 def _whole(setting: Setting) -> float:
     """Seconds of training and consolidation: evaluation is the experiment's, not the method's."""
-    return mean_seconds(setting, "training") + mean_seconds(setting, "consolidation")
+    return median_seconds(setting, "training") + median_seconds(setting, "consolidation")
 
 
 def _more_computation(study: Study, preset: str, costly: Key) -> Finding:

@@ -16,7 +16,7 @@ __all__ = [
     "difference",
     "finals",
     "first_task_drop",
-    "mean_seconds",
+    "median_seconds",
     "standard_error",
     "summary",
     "transfer",
@@ -64,9 +64,12 @@ def first_task_drop(setting: Setting) -> dict[int, float]:
     return by_seed(setting, lambda run: run.result.test[0][0] - run.result.test[-1][0])
 
 
-def mean_seconds(setting: Setting, part: str) -> float:
-    """Mean seconds of one run spent in ``part`` (training, consolidation, evaluation, total)."""
-    return statistics.fmean(run.result.seconds[part] for run in setting.runs)
+def median_seconds(setting: Setting, part: str) -> float:
+    """Seconds of one run spent in ``part`` (training, consolidation, evaluation, total).
+
+    The median over runs: a run that shared its core with other work counts as one, whatever it took.
+    """
+    return statistics.median(run.result.seconds[part] for run in setting.runs)
 
 
 def transfer(setting: Setting, alone: Mapping[int, Sequence[float]]) -> dict[str, Summary | None]:

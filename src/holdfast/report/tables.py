@@ -21,7 +21,7 @@ from holdfast.report.measures import (
     Summary,
     difference,
     finals,
-    mean_seconds,
+    median_seconds,
     summary,
     transfer,
 )
@@ -50,8 +50,8 @@ _COSTS = [
 def _costs(setting: Setting) -> list[Cell]:
     held = setting.approximation is not None
     return [
-        number(mean_seconds(setting, "training")),
-        number(mean_seconds(setting, "consolidation"), 2) if held else Cell(),
+        number(median_seconds(setting, "training")),
+        number(median_seconds(setting, "consolidation"), 2) if held else Cell(),
         memory(setting),
     ]
 
