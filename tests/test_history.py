@@ -160,6 +160,10 @@ def test_constant_memory() -> None:
         EXACT["full-dense"],
         hf.CountSketch(size=3),
         hf.LowRank(rank=3),
+        hf.DenseSketch(size=3),
+        hf.OSNAP(size=4),
+        hf.SRHT(size=3),
+        hf.Nystrom(size=3),
         hf.DiagonalPlusLowRank(rank=3),
         hf.Composite({"body.*": hf.DiagonalPlusLowRank(rank=3), "*": hf.CountSketch(size=3)}),
     ):

@@ -101,7 +101,7 @@ def test_order_does_not_matter(importance: str, approximation: str) -> None:
 def test_a_new_order_is_a_new_draw_of_a_sketch() -> None:
     case = CASES["mlp"]
     model, columns = case.model(), case.columns(COUNT)
-    for name in ("count_sketch", "low_rank-groups"):
+    for name in ("count_sketch", "low_rank-groups", "dense_sketch-rademacher", "osnap", "srht"):
         one = matrix(hf.EWC(), ALL_APPROXIMATIONS[name], model, batches(columns, 7))
         two = matrix(hf.EWC(), ALL_APPROXIMATIONS[name], model, batches(shuffled(columns), 7))
         assert not torch.allclose(one, two)
@@ -162,6 +162,8 @@ STREAMED = (
     "full-factored",
     "diagonal_plus_low_rank-groups",
     "composite-groups",
+    "dense_sketch-rademacher",
+    "nystrom",
 )
 CELLS = [("ewc-true", approximation) for approximation in STREAMED] + [
     ("ewc-expected", "count_sketch"),
@@ -284,7 +286,7 @@ def test_examples_are_counted_in_what_the_loss_returns() -> None:
     stacked = torch.stack(W)
     assert penalty.tasks[0].examples == 6
     close(penalty.matrix.dense(), stacked.T @ stacked / 3)
-    for name in ("count_sketch", "low_rank-groups"):
+    for name in ("count_sketch", "low_rank-groups", "dense_sketch-gaussian", "srht", "nystrom"):
         sketched = hf.Regularizer(hf.EWC(), ALL_APPROXIMATIONS[name])
         found = sketched.consolidate(model, [(x, owner, target)] * 2, loss=loss, seed=SEED)
         expected = approximate(

@@ -414,7 +414,10 @@ UNVECTORISED: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.parametrize("name", UNVECTORISED)
-@pytest.mark.parametrize("approximation", ["diagonal", "full-dense", "low_rank-single"])
+@pytest.mark.parametrize(
+    "approximation",
+    ["diagonal", "full-dense", "low_rank-single", "dense_sketch-gaussian", "nystrom"],
+)
 @pytest.mark.parametrize("importance", ["ewc-true", "ewc-sampled", "ewc-expected", "mas-logits"])
 def test_what_cannot_be_vectorised_is_exact_and_said(
     name: str, approximation: str, importance: str

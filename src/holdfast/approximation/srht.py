@@ -25,7 +25,9 @@ class SRHT(ProductSketch):
     (B − t)/(B − 1) times as much: a single block with t = B is exact.
 
     Only t rows of H are ever used, so their product with the block takes the place of the fast
-    transform, which would have to hold B rows of W: the arithmetic is that of :class:`DenseSketch`.
+    transform: the arithmetic is that of :class:`DenseSketch`. The fast transform would have to hold B
+    rows of W, and passes log B times over them (written in torch, it took 25 times as long for 512
+    rows of 200,000 entries and t = 50).
 
     Args:
         size: The number t of rows kept.
