@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import holdfast as hf
+import kronecker_oracle
 import reference
 
 
@@ -62,6 +63,12 @@ APPROXIMATIONS: dict[str, dict[str, hf.Approximation]] = {
     "osnap": {"": hf.OSNAP(size=2, nonzeros=2)},
     "srht": {"": hf.SRHT(size=2), "blocks": hf.SRHT(size=2, block=4)},
     "nystrom": {"": hf.Nystrom(size=2), "exact": hf.Nystrom(size=250)},
+    "kronecker": {
+        "": hf.Kronecker(),
+        "nearest": hf.Kronecker(merge="nearest"),
+        "stack": hf.Kronecker(merge="stack"),
+        "eigen": hf.Kronecker(correction="eigen"),
+    },
 }
 
 
@@ -89,6 +96,8 @@ ORDERLESS = (
     "composite-exact",
     "nystrom",
     "nystrom-exact",
+    "kronecker",
+    "kronecker-eigen",
 )
 # Importances whose rows do not depend on the order of the examples.
 ROW_ORDERLESS = [name for name in ALL_IMPORTANCES if name != "ewc-sampled"]
@@ -119,11 +128,14 @@ def approximate(
     divisor: int,
     seed: int = 0,
     task: int = 0,
+    columns: tuple[Tensor, ...] | None = None,
+    importance: hf.Importance | None = None,
     names: Sequence[str] | None = None,
 ) -> Tensor:
     """What the approximation of WᵀW / divisor must be, by dense algebra.
 
-    ``names`` are the parameters whose columns W has, if those are not all that are trained.
+    ``columns`` and ``importance``, from which W was made, are for approximations that look into layers;
+    ``names`` are the held parameters, where those are not all.
     """
     exact = W.T @ W / divisor
     match approximation:
@@ -147,9 +159,9 @@ def approximate(
             )
             return low + (exact.diagonal() - low.diagonal()).clamp(min=0).diag()
         case hf.Composite(parts=parts):
-            columns = reference.columns_by_pattern(model, [p for p, _ in parts], names)
+            found = reference.columns_by_pattern(model, [p for p, _ in parts], names)
             total = torch.zeros_like(exact)
-            for place, (at, (_, member)) in enumerate(zip(columns, parts, strict=True)):
+            for place, (at, (_, member)) in enumerate(zip(found, parts, strict=True)):
                 if len(at):
                     own = reference.part_seed(seed, task, place)
                     total[at[:, None], at] = approximate(
@@ -158,6 +170,14 @@ def approximate(
             return total
         case hf.Nystrom(size=size, seed=own):
             return reference.nystrom(exact, size, own)
+        case hf.Kronecker():
+            assert columns is not None, "say what W was made from"
+            assert importance is not None
+            where = {"seed": seed, "task": task, "names": names}
+            found = kronecker_oracle.kronecker(
+                approximation, W, model, columns, importance, **where
+            )
+            return found / divisor
     raise NotImplementedError(f"no dense rule for {approximation!r}: add one")
 
 

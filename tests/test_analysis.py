@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import holdfast as hf
+from holdfast.matrices.kronecker_block import KroneckerBlock
 
 
 def matrices() -> dict[str, hf.PSDMatrix]:
@@ -24,7 +25,26 @@ def matrices() -> dict[str, hf.PSDMatrix]:
         "few rows": hf.FactoredMatrix(rows(3)),
         "many rows": hf.FactoredMatrix(rows(20)),
         "dense": hf.DenseMatrix(rows(9).T.cov(correction=0)),
+        "products": kronecker(2, 1, False, 0),
+        "other products": kronecker(2, 1, False, 1),
+        "groups": kronecker(1, 2, False, 2),
+        "stacked products": kronecker(2, 1, False, 3) + kronecker(2, 1, False, 4),
+        "corrected": kronecker(2, 1, True, 5),
+        "other corrected": kronecker(2, 1, True, 6),
+        "stacked corrected": kronecker(2, 1, True, 7) + kronecker(2, 1, True, 8),
     }
+
+
+def kronecker(outputs: int, groups: int, corrected: bool, seed: int) -> hf.KroneckerMatrix:
+    """A layer with two inputs and a bias in the middle of eleven entries."""
+    g = torch.Generator().manual_seed(seed)
+    sizes = (3, outputs)
+    roots = [torch.randn(1, groups, n, n, generator=g, dtype=torch.float64) for n in sizes]
+    factors = [torch.linalg.qr(root)[0] if corrected else root @ root.mT for root in roots]
+    shape = (1, groups, outputs, 3)
+    values = torch.rand(shape, generator=g, dtype=torch.float64) if corrected else None
+    rest = torch.rand(11, generator=g, dtype=torch.float64)
+    return hf.KroneckerMatrix.on([KroneckerBlock(1, 7, *factors, values)], rest)
 
 
 @pytest.mark.parametrize(("a", "b"), list(itertools.product(matrices(), repeat=2)))

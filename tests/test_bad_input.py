@@ -27,6 +27,7 @@ SMALL: dict[str, hf.Approximation] = {
     "osnap": hf.OSNAP(size=2),
     "srht": hf.SRHT(size=2),
     "nystrom": hf.Nystrom(size=2),
+    "kronecker": hf.Kronecker(),
 }
 every_approximation = pytest.mark.parametrize("approximation", SMALL.values(), ids=SMALL)
 

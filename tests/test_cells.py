@@ -56,7 +56,15 @@ def test_cell(case: str, importance: str, approximation: str) -> None:
     with too_small_to_sketch(recipe.approximation, len(W)):
         penalty = recipe.consolidate(model, batches(columns, 4), seed=SEED)
     divisor = reference.divisor(recipe.importance, EXAMPLES)
-    expected = approximate(recipe.approximation, W, model, divisor=divisor, seed=SEED)
+    expected = approximate(
+        recipe.approximation,
+        W,
+        model,
+        divisor=divisor,
+        seed=SEED,
+        columns=columns,
+        importance=recipe.importance,
+    )
     # the factored form may drop 1e-9 of the trace
     close(penalty.matrix.dense(), expected, 1e-7 if approximation == "full-factored" else 1e-10)
     assert penalty.matrix.dim == W.shape[1]

@@ -52,6 +52,7 @@ MEMBERS: dict[str, dict[str, Any]] = {
         "osnap": hf.OSNAP(size=6, nonzeros=3, merge="stack"),
         "srht": hf.SRHT(size=7, block=8, merge="stack"),
         "nystrom": hf.Nystrom(size=7, seed=3, merge="stack"),
+        "kronecker": hf.Kronecker(correction="eigen", merge="stack"),
     },
     "history": {
         "moving_average": hf.MovingAverage(new=0.25, start="zero"),

@@ -52,6 +52,8 @@ EXACT = {
             "*": hf.DiagonalPlusLowRank(rank=2, group=1, merge="stack"),
         }
     ),
+    "kronecker-stack": hf.Kronecker(merge="stack"),
+    "kronecker-eigen-stack": hf.Kronecker(correction="eigen", merge="stack"),
 }
 
 
@@ -92,7 +94,8 @@ def dense_terms(
     """(weighted matrix, anchor) of every separate penalty after ``count`` tasks."""
     terms = []
     for k, task in enumerate(tasks()[:count]):
-        matrix = approximate(approximation, task.W, task.model, divisor=EXAMPLES, task=k)
+        source = {"columns": task.columns, "importance": hf.EWC()}
+        matrix = approximate(approximation, task.W, task.model, divisor=EXAMPLES, task=k, **source)
         at = task.anchor if anchor == "each" else tasks()[count - 1].anchor
         terms.append((weight(k, count) * matrix, at))
     return terms
@@ -158,6 +161,9 @@ def test_constant_memory() -> None:
     for approximation in (
         *[EXACT[name] for name in ("diagonal", "block_diagonal-size", "block_diagonal-layer")],
         EXACT["full-dense"],
+        hf.Kronecker(),
+        hf.Kronecker(correction="eigen"),
+        hf.Kronecker(merge="nearest"),
         hf.CountSketch(size=3),
         hf.LowRank(rank=3),
         hf.DenseSketch(size=3),

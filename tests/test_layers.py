@@ -308,6 +308,7 @@ def test_a_repeated_forward_pass(reentrant: bool) -> None:
     x, y = examples(VECTOR)
     expected = rows_of_plain(model, x, y).square().mean(0)
     torch.testing.assert_close(diagonal(model, [(x, y)]), expected)
+    assert sites(model, (x, y)) == (3, 3)
 
 
 def rows_of_plain(model: Checkpointed, x: Tensor, y: Tensor) -> Tensor:

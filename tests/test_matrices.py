@@ -12,6 +12,7 @@ from torch import Tensor
 import holdfast as hf
 from holdfast.matrices import MATRICES
 from holdfast.matrices.base import Offset, PSDMatrix
+from holdfast.matrices.kronecker_block import KroneckerBlock
 
 DOUBLE = torch.float64
 
@@ -56,6 +57,24 @@ def _parts(dim: int, seed: int) -> PSDMatrix:
     return hf.PartsMatrix(parts, places, dim)
 
 
+def _kronecker(dim: int, seed: int) -> PSDMatrix:
+    """What fits of: a layer with a bias, two groups in their eigenvectors, and a diagonal."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def factor(groups: int, size: int) -> Tensor:
+        rows = torch.randn(1, groups, size, size, generator=generator, dtype=DOUBLE)
+        return rows.mT @ rows
+
+    blocks = []
+    if dim >= 6:  # 2 × 2 entries of a weight at 0, its bias at 4
+        blocks.append(KroneckerBlock(0, 4, factor(1, 3), factor(1, 2)))
+    if dim >= 11:  # 2 × (1 × 2) entries at 7
+        bases = (torch.linalg.qr(factor(2, size))[0] for size in (2, 1))
+        values = torch.rand(1, 2, 1, 2, generator=generator, dtype=DOUBLE)
+        blocks.append(KroneckerBlock(7, None, *bases, values))
+    return hf.KroneckerMatrix.on(blocks, _factor(dim, 3, seed).square().sum(0))
+
+
 # One row per representation; a new one is tested by adding its row.
 MAKE: dict[str, Callable[[int, int], PSDMatrix]] = {
     "diagonal": _diagonal,
@@ -64,6 +83,7 @@ MAKE: dict[str, Callable[[int, int], PSDMatrix]] = {
     "dense": _dense,
     "sum": _sum,
     "parts": _parts,
+    "kronecker": _kronecker,
 }
 every = pytest.mark.parametrize("kind", MATRICES)
 dims = st.integers(1, 17)
@@ -213,6 +233,8 @@ def test_expansion_into_a_larger_space(kind: str, data: st.DataObject) -> None:
     larger = data.draw(st.integers(dim, dim + 6))
     chosen = data.draw(st.permutations(range(larger)))[:dim]
     index = torch.tensor(chosen)
+    if kind == "kronecker":  # layers stay in one piece
+        index = torch.arange(dim) + data.draw(st.integers(0, larger - dim))
     grown, delta = matrix.expand(larger, index), vector(larger)
     assert type(grown) is type(matrix)
     assert grown.dim == larger

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import holdfast as hf
+import kronecker_oracle
 import reference
 from models_zoo import CASES, Network, PartlyFrozen, Transformer, batches, flat, nudge
 from recipes_table import ALL_APPROXIMATIONS, approximate, close, sketched
@@ -92,7 +93,8 @@ def test_include_and_exclude(include: Any, exclude: Any, held: tuple[str, ...]) 
         penalty = recipe.consolidate(model, batches(columns, 4), seed=SEED)
         assert penalty.space.names == held
         if name != "block_diagonal-layer":  # its borders are those of the held layers
-            expected = approximate(approximation, W, model, divisor=8, seed=SEED, names=held)
+            source = {"columns": columns, "importance": hf.EWC(), "names": held}
+            expected = approximate(approximation, W, model, divisor=8, seed=SEED, **source)
             close(penalty.matrix.dense(), expected, 1e-7)
         moved = nudge(copy.deepcopy(model), seed=3)
         penalty.add_grad_(moved)
@@ -248,7 +250,8 @@ def test_the_matrix_of_a_grown_model(approximation: str) -> None:
     W = reference.rows(grown, (x, y + 2), hf.EWC())
     places, dim = old_places(grown, old), W.shape[1]
     wide = in_place(first.matrix.dense(), places, dim)
-    new = approximate(chosen, W, grown, divisor=8, seed=SEED, task=1)
+    source = {"columns": (x, y + 2), "importance": hf.EWC()}
+    new = approximate(chosen, W, grown, divisor=8, seed=SEED, task=1, **source)
     expected = 0.5 * (wide + new)
     match chosen:
         case hf.BlockDiagonal(by="size"):  # what crosses the new borders is dropped
@@ -272,6 +275,8 @@ def test_the_matrix_of_a_grown_model(approximation: str) -> None:
             expected[at[:, None], at] = reference.best_rank(expected[at[:, None], at], rank)
         case hf.Nystrom(size=size, seed=own):  # of the old approximation plus the new matrix
             expected = reference.nystrom(0.5 * (wide + W.T @ W / 8), size, own)
+        case hf.Kronecker():
+            expected = kronecker_oracle.merged(chosen, expected, grown)
     close(both.matrix.dense(), expected)
     assert both.space == hf.ParameterSpace.of(grown)
 

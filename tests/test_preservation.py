@@ -259,7 +259,8 @@ def test_hooks_on_parameters_neither_run_nor_change_the_rows() -> None:
             model, batches(columns, 4), seed=SEED
         )
         snapshot.check()
-        expected = approximate(approximation, W, model, divisor=9, seed=SEED)
+        source = {"columns": columns, "importance": hf.EWC()}
+        expected = approximate(approximation, W, case.model(), divisor=9, seed=SEED, **source)
         close(penalty.matrix.dense(), expected)
     assert called == []
     before = model.body.weight.detach().clone()

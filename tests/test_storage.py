@@ -25,6 +25,7 @@ REPRESENTED: dict[str, hf.Approximation] = {
     "block_diagonal": hf.BlockDiagonal(size=5),
     "factored": hf.CountSketch(size=3),
     "dense": hf.Full(),
+    "kronecker": hf.Kronecker(),
     "sum": hf.DiagonalPlusLowRank(rank=2, group=3),
     "parts": hf.Composite({"*.bias": hf.Full(), "*": hf.DiagonalPlusLowRank(rank=2, group=3)}),
 }

@@ -9,9 +9,11 @@ from holdfast.matrices import (
     BlockDiagonalMatrix,
     DiagonalMatrix,
     FactoredMatrix,
+    KroneckerMatrix,
     PartsMatrix,
     PSDMatrix,
     SumMatrix,
+    kronecker_sums,
 )
 
 __all__ = ["frobenius_error", "inner", "spectrum", "stable_rank"]
@@ -38,6 +40,10 @@ def inner(a: PSDMatrix, b: PSDMatrix) -> float:
             return sum(float((s.double() * t.double()).sum()) for s, t in pairs)
     if isinstance(a, PartsMatrix) and isinstance(b, PartsMatrix) and a.places == b.places:
         return sum(inner(x, y) for x, y in zip(a.parts, b.parts, strict=True))
+    if isinstance(a, KroneckerMatrix) and isinstance(b, KroneckerMatrix) and a.like(b):
+        blocks = zip(a.blocks, b.blocks, strict=True)
+        rest = float(a.rest.double() @ b.rest.double())
+        return rest + sum(kronecker_sums.inner(one, two) for one, two in blocks)
     return float((a.dense().double() * b.dense().double()).sum())
 
 
@@ -66,6 +72,8 @@ def spectrum(matrix: PSDMatrix) -> Tensor:
         values = torch.cat([small, small.new_zeros(matrix.dim - len(small))])
     elif isinstance(matrix, BlockDiagonalMatrix):
         values = torch.cat([torch.linalg.eigvalsh(s.double()).flatten() for s in matrix.stacks])
+    elif isinstance(matrix, KroneckerMatrix):
+        values = torch.cat([matrix.rest.double(), *(b.spectrum() for b in matrix.blocks)])
     else:
         values = torch.linalg.eigvalsh(matrix.dense().double())
     return values.clamp(min=0).sort(descending=True).values

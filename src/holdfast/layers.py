@@ -9,7 +9,7 @@ costs one product and no row is ever written out. With several positions per exa
 :math:`\sum_t g_{it} a_{it}^\top` is formed first, a few examples at a time.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,10 @@ from torch.nn import functional
 __all__ = ["RULES", "Rule"]
 
 _CHUNK = 2**20  # entries of written-out products at a time: small enough for a cache
+_PATCHES = 2**23  # entries of the patches of images at a time: enough to keep a product busy
 
 Into = Mapping[str, Tensor]  # the held parameters of a layer -> where their squares are added
+Pair = tuple[Tensor, Tensor]  # inputs (b, groups, T, in), gradients of outputs (b, groups, T, out)
 
 
 @dataclass(frozen=True)
@@ -32,11 +34,14 @@ class Rule:
         add: ``add(layer, inputs, gradients of outputs, into)``.
         fits: Whether the layer's settings and these shapes are served; (layer, inputs, gradients).
         quiet: Parameters whose own gradient need not be computed in the backward pass.
+        pairs: ``pairs(layer, inputs, gradients of outputs)`` for layers that multiply by a matrix:
+            what it is multiplied with at every position, and what comes back.
     """
 
     add: Callable[[Any, Tensor, Tensor, Into], None]
     fits: Callable[[Any, Tensor, Tensor], bool]
     quiet: tuple[str, ...] = ()
+    pairs: Callable[[Any, Tensor, Tensor], Iterator[Pair]] | None = None
 
 
 def _add_products(into: Tensor, left: Tensor, right: Tensor) -> None:
@@ -65,11 +70,40 @@ def _linear(layer: nn.Linear, x: Tensor, g: Tensor, into: Into) -> None:
         into["bias"].add_(g.sum(1).square().sum(0))
 
 
+def _linear_pairs(layer: nn.Linear, x: Tensor, g: Tensor) -> Iterator[Pair]:
+    yield x.reshape(len(x), 1, -1, x.shape[-1]), g.reshape(len(g), 1, -1, g.shape[-1])
+
+
 def _convolution(layer: nn.Conv1d | nn.Conv2d, x: Tensor, g: Tensor, into: Into) -> None:
     if "bias" in into:
         into["bias"].add_(g.flatten(2).sum(2).square().sum(0))
     if "weight" not in into:
         return
+    weight = into["weight"].view(layer.groups, g.shape[1] // layer.groups, -1)
+    for columns, gradients in _patches(layer, x, g, _CHUNK, weight.numel()):
+        left = gradients.transpose(2, 3)
+        if layer.groups == 1:
+            _add_products(weight[0], left[:, 0], columns[:, 0])
+        else:
+            weight.add_((left @ columns).square_().sum(0))
+
+
+def _convolution_pairs(layer: nn.Conv1d | nn.Conv2d, x: Tensor, g: Tensor) -> Iterator[Pair]:
+    return _patches(layer, x, g, _PATCHES, 1)
+
+
+def _patches(
+    layer: nn.Conv1d | nn.Conv2d, x: Tensor, g: Tensor, room: int, least: int
+) -> Iterator[Pair]:
+    """What a convolution multiplies with at every place, a few examples at a time.
+
+    Args:
+        layer: The convolution.
+        x: Its inputs.
+        g: The gradients of its outputs.
+        room: Entries at a time.
+        least: Entries that an example takes anyway.
+    """
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
     padding = layer._reversed_padding_repeated_twice
     if any(padding):
@@ -78,19 +112,15 @@ def _convolution(layer: nn.Conv1d | nn.Conv2d, x: Tensor, g: Tensor, into: Into)
     if isinstance(layer, nn.Conv1d):  # an image of height one
         x, g = x.unsqueeze(2), g.unsqueeze(2)
         kernel, stride, dilation = (1, *kernel), (1, *stride), (1, *dilation)
-    groups = layer.groups
-    weight = into["weight"].view(groups, g.shape[1] // groups, -1)
-    inputs, places = weight.shape[2], g.shape[2] * g.shape[3]
-    step = max(1, _CHUNK // max(weight.numel(), groups * inputs * places))
+    groups, places = layer.groups, g.shape[2] * g.shape[3]
+    inputs = layer.weight[0].numel()
+    step = max(1, room // max(least, groups * inputs * places))
     for first in range(0, len(x), step):
         part = slice(first, first + step)
         columns = functional.unfold(x[part], kernel, dilation, 0, stride)
         right = columns.view(-1, groups, inputs, places).transpose(2, 3)
-        left = g[part].reshape(-1, groups, weight.shape[1], places)
-        if groups == 1:
-            _add_products(weight[0], left[:, 0], right[:, 0])
-        else:
-            weight.add_((left @ right).square_().sum(0))
+        left = g[part].reshape(-1, groups, g.shape[1] // groups, places)
+        yield right, left.transpose(2, 3)
 
 
 def _embedding(layer: nn.Embedding, ids: Tensor, g: Tensor, into: Into) -> None:
@@ -164,11 +194,11 @@ def _several_dimensions(layer: nn.GroupNorm, x: Tensor, g: Tensor) -> bool:
     return x.dim() >= 2
 
 
-_CONVOLUTION = Rule(_convolution, _image_like, ("weight",))
+_CONVOLUTION = Rule(_convolution, _image_like, ("weight",), _convolution_pairs)
 _BATCH_NORM = Rule(_batch_norm, _fixed_statistics)
 
 RULES: dict[type[nn.Module], Rule] = {
-    nn.Linear: Rule(_linear, _matrix_like, ("weight",)),
+    nn.Linear: Rule(_linear, _matrix_like, ("weight",), _linear_pairs),
     nn.Conv1d: _CONVOLUTION,
     nn.Conv2d: _CONVOLUTION,
     nn.Embedding: Rule(_embedding, _plain_words, ("weight",)),

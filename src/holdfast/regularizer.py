@@ -25,6 +25,7 @@ from holdfast.penalty import Penalty, TaskRecord, _check_strength
 from holdfast.preservation import neutral, preserved
 from holdfast.progress import track
 from holdfast.rows import Rows
+from holdfast.structure import layer_shapes
 
 __all__ = ["ImportanceWarning", "Regularizer"]
 
@@ -148,7 +149,8 @@ class Regularizer:
                 loss=loss,
                 limit=limit,
             )
-            setting = Setting(space, draw, first.device, rows.gradients.like["dtype"])
+            dtype, layers = rows.gradients.like["dtype"], layer_shapes(inner, space)
+            setting = Setting(space, draw, first.device, dtype, layers)
             hash_ids = self.approximation.hash_ids(setting)
             self._check_hashes(previous, hash_ids)
             self._check_memory(setting)

@@ -18,6 +18,7 @@ from holdfast.gradients import Gradients
 from holdfast.hashing import Draw
 from holdfast.importance import SCP, Importance, Loss
 from holdfast.parameters import ParameterSpace
+from holdfast.structure import LayerReader, LayerShape
 
 __all__ = ["GivenRows", "RowBatch", "Rows"]
 
@@ -55,6 +56,21 @@ class RowBatch(ABC):
         r"""Add :math:`\sum_i w_i \circ w_i` to the vector ``out``."""
         for block in self.blocks():
             out += block.square().sum(0)
+
+    def read_layers(
+        self, layers: Sequence[LayerShape], reader: LayerReader, squares: Tensor
+    ) -> None:
+        """Tell ``reader`` what the rows say about ``layers``, and add the squares of all the rest.
+
+        Args:
+            layers: The parameters that act as matrices.
+            reader: Takes pairs of inputs and gradients where a layer can be read, rows elsewhere.
+            squares: A flat vector for everything else; its entries of ``layers`` mean nothing.
+        """
+        for block in self.blocks():
+            for k, layer in enumerate(layers):
+                reader.rows(k, layer.cut(block))
+            squares += block.square().sum(0)
 
     @property
     def columns(self) -> list[Tensor] | None:
@@ -134,6 +150,12 @@ class ExampleRows(RowBatch):
 
     def add_squared_sum_(self, out: Tensor) -> None:
         self._gradients.squares.add_(out, self._template, self._columns, self._examples)
+
+    def read_layers(
+        self, layers: Sequence[LayerShape], reader: LayerReader, squares: Tensor
+    ) -> None:
+        source = self._template, self._columns, self._examples
+        self._gradients.squares.add_(squares, *source, layers, reader)
 
     @property
     def columns(self) -> list[Tensor]:

@@ -6,14 +6,15 @@ examples go both ways first, and only layers whose numbers agree are read from t
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from holdfast import batches
-from holdfast.layers import RULES
+from holdfast.layers import RULES, Pair
+from holdfast.structure import LayerReader, LayerShape, unshared
 
 if TYPE_CHECKING:
     from holdfast.gradients import Gradients
@@ -27,6 +28,7 @@ _AGREE = 1e-3  # relative to the largest entry; rounding is far below, a wrong r
 _LARGE = 2**16  # entries of a weight for which memory counts more than the calls of hooks
 
 Columns = Sequence[Tensor]
+_Owned = tuple[int, LayerShape, int | None]  # which layer, and the position of its bias
 
 
 class _Site:
@@ -38,19 +40,23 @@ class _Site:
         self.reset()
 
     def reset(self) -> None:
-        self.calls, self.inputs, self.gradient = 0, None, None
-        self.plain = True
+        self.calls, self.inputs, self.gradient, self.silent = 0, None, None, None
+        self.plain, self.complete = True, False
 
     inputs: Tensor | None
     gradient: Tensor | None
+    silent: Tensor | None  # the gradient where none comes back: zeros, without memory
 
     def watch(self, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> Tensor | None:
         """Called after the layer; returns an output that takes part in the backward pass."""
+        if self.complete or not torch.is_grad_enabled():  # a checkpoint, the second or first time
+            return None
         self.calls += 1
-        self.plain = self.plain and len(args) == 1 and not kwargs and torch.is_grad_enabled()
+        self.plain = self.plain and len(args) == 1 and not kwargs
         if self.calls > 1 or not self.plain or not isinstance(output, Tensor):
             return None
         self.inputs = args[0].detach()
+        self.silent = output.new_zeros(()).expand(output.shape)
         replaced = None
         if not output.requires_grad:  # the weight is quiet and nothing before it is held
             output = replaced = output + output.new_zeros((), requires_grad=True)
@@ -72,14 +78,27 @@ class _Site:
         finite = bool(g.sum().isfinite()) and bool(x.sum().isfinite())
         return finite and self.rule.fits(self.layer, x, g)
 
-    def add_(self, pieces: Sequence[Tensor]) -> None:
+    def add_(self, pieces: Sequence[Tensor], names: Iterable[str]) -> None:
+        """Add the squares of the parameters called ``names``."""
         x, g = self.inputs, self.gradient
-        if x is None or g is None:
+        into = {name: pieces[self.positions[name]] for name in names}
+        if x is None or g is None or not into:
             return
-        into = {name: pieces[at] for name, at in self.positions.items()}
         dtype = next(iter(into.values())).dtype
         x = x.to(dtype) if x.is_floating_point() else x
         self.rule.add(self.layer, x, g.to(dtype), into)
+
+    def pairs(self, dtype: torch.dtype, bias: bool) -> Iterator[Pair]:
+        """What the layer's matrix was multiplied with and what came back, the bias as an input."""
+        x, g = self.inputs, self.silent if self.gradient is None else self.gradient
+        if x is None or g is None or self.rule.pairs is None:
+            return
+        for inputs, gradients in self.rule.pairs(self.layer, x.to(dtype), g.to(dtype)):
+            if bias:
+                ones = inputs.new_ones(()).expand(*inputs.shape[:-1], 1)
+                yield torch.cat([inputs, ones], -1), gradients
+            else:
+                yield inputs, gradients
 
     def add_sum_(self, view: Tensor) -> None:
         """Add the gradient of a linear layer's weight."""
@@ -103,24 +122,49 @@ class Squares:
         self._gradients, self._parameters = gradients, parameters
         self._sites, self._tries = _sites(model, parameters), 0
 
-    def add_(self, out: Tensor, template: Any, columns: Columns, examples: Tensor) -> None:
-        r"""Add :math:`\sum_i w_i \circ w_i` to the flat vector ``out``."""
+    def add_(
+        self,
+        out: Tensor,
+        template: Any,
+        columns: Columns,
+        examples: Tensor,
+        layers: Sequence[LayerShape] = (),
+        reader: LayerReader | None = None,
+    ) -> None:
+        r"""Add :math:`\sum_i w_i \circ w_i` to the flat vector ``out``; ``reader`` takes ``layers``."""
         if any(not site.certain for site in self._sites) and len(examples) > 1:
             self._prove(template, columns, examples)
-        done = self._read(out, template, columns, examples)
+        places = {a: i for i, (a, b) in enumerate(self._gradients.space.ranges) if a < b}
+        owned = {
+            places[s.weight]: (k, s, None if s.bias is None else places[s.bias])
+            for k, s in enumerate(layers)
+        }
+        done = self._read(out, template, columns, examples, owned, reader)
         rest = [i for i in range(len(self._parameters)) if i not in done]
         if not rest:
             return
         *leaves, which, uniforms = columns
         pieces = self._gradients.space.split(out)
+        sizes = [self._gradients.space.sizes[i] for i in rest]
         blocks = self._gradients.rows(template, leaves, which, uniforms, examples, rest)
         for block in blocks:
-            squares = block.square_().sum(0)
-            sizes = [self._gradients.space.sizes[i] for i in rest]
-            for i, piece in zip(rest, torch.split(squares, sizes), strict=True):
-                pieces[i] += piece.view_as(pieces[i])
+            parts = dict(zip(rest, torch.split(block, sizes, 1), strict=True))
+            for weight, (k, layer, bias) in owned.items():
+                if reader is not None and weight in parts:
+                    shift = None if bias is None else parts.pop(bias)
+                    reader.rows(k, layer.join(parts.pop(weight), shift))
+            for i, part in parts.items():
+                pieces[i] += part.square_().sum(0).view_as(pieces[i])
 
-    def _read(self, out: Tensor, template: Any, columns: Columns, examples: Tensor) -> set[int]:
+    def _read(
+        self,
+        out: Tensor,
+        template: Any,
+        columns: Columns,
+        examples: Tensor,
+        owned: Mapping[int, _Owned],
+        reader: LayerReader | None,
+    ) -> set[int]:
         """Add what the layers tell; returns the positions of the parameters that are done."""
         sites = [site for site in self._sites if site.certain]
         if not sites:
@@ -129,7 +173,15 @@ class Squares:
         pieces, done = self._gradients.space.split(out), set()
         for site in sites:
             if site.readable(len(examples)):
-                site.add_(pieces)
+                weight = site.positions.get("weight", -1)
+                if weight not in owned or reader is None:
+                    site.add_(pieces, site.positions)
+                else:
+                    k, _, bias = owned[weight]
+                    for pair in site.pairs(out.dtype, bias is not None):
+                        reader.pairs(k, *pair)
+                    if bias is None:
+                        site.add_(pieces, site.positions.keys() - {"weight"})
                 done |= set(site.positions.values())
             site.reset()
         return done
@@ -143,8 +195,7 @@ class Squares:
             batch = batches.rebuild(template, leaves)
             values = self._gradients.potentials(batch, uniforms, examples)
             scalar = values.gather(1, which.unsqueeze(1)).sum()
-            if scalar.requires_grad:
-                scalar.backward()  # type: ignore[no-untyped-call]
+            _backward(scalar, sites)
         self._gradients.forget()
 
     def _prove(self, template: Any, columns: Columns, examples: Tensor) -> None:
@@ -169,7 +220,7 @@ class Squares:
         pieces, truth = self._gradients.space.split(found), self._gradients.space.split(expected)
         for site in open_sites:
             if site.readable(len(some)):
-                site.add_(pieces)
+                site.add_(pieces, site.positions)
                 site.certain = all(_agree(pieces[i], truth[i]) for i in site.positions.values())
             site.reset()
         if self._tries == _ATTEMPTS:
@@ -220,9 +271,7 @@ class SignedSums:
     def _fused(self, out: Tensor, scalar: Callable[[], Tensor]) -> bool:
         """One pass; False, and nothing added, if a layer was not called exactly once."""
         with _watched(self._sites, self._parameters):
-            value = scalar()
-            if value.requires_grad:
-                value.backward()  # type: ignore[no-untyped-call]
+            _backward(scalar(), self._sites)
         once = all(site.calls == 1 and site.plain for site in self._sites)
         if once:
             direct = {site.positions["weight"]: site for site in self._sites}
@@ -238,26 +287,22 @@ class SignedSums:
         return once
 
 
+def _backward(scalar: Tensor, sites: Sequence[_Site]) -> None:
+    """The backward pass; what was called with a graph before is only repeated in it."""
+    for site in sites:
+        site.complete = site.calls > 0
+    if scalar.requires_grad:
+        scalar.backward()  # type: ignore[no-untyped-call]
+
+
 def _agree(found: Tensor, expected: Tensor) -> bool:
     return bool((found - expected).abs().amax() <= _AGREE * expected.abs().amax())
 
 
 def _sites(model: nn.Module, parameters: Sequence[nn.Parameter]) -> list[_Site]:
     """The layers of known kinds whose held parameters belong to nobody else."""
-    place = {id(p): i for i, p in enumerate(parameters)}
-    owners: dict[int, int] = {}
-    for module in model.modules():
-        for p in module._parameters.values():
-            if p is not None:
-                owners[id(p)] = owners.get(id(p), 0) + 1
-    sites = []
-    for module in model.modules():
-        mine = {n: p for n, p in module._parameters.items() if p is not None}
-        held = {n: place[id(p)] for n, p in mine.items() if id(p) in place}
-        known = type(module) in RULES and set(mine) <= {"weight", "bias"}
-        if held and known and all(owners[id(p)] == 1 for p in mine.values()):
-            sites.append(_Site(module, held))
-    return sites
+    found = unshared(model, parameters)
+    return [_Site(module, held) for _, module, held in found if type(module) in RULES]
 
 
 @contextlib.contextmanager

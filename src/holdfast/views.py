@@ -1,12 +1,14 @@
 """Rows seen through a window: some of their columns, or with their squares added up on the way."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from holdfast.rows import RowBatch
+from holdfast.structure import LayerReader, LayerShape
 
 __all__ = ["PartialRows", "SquaredRows"]
 
@@ -44,6 +46,28 @@ class PartialRows(RowBatch):
     def add_squared_sum_(self, out: Tensor) -> None:
         self._rows.add_squared_sum_(self._room.zero_())
         out += self._cut(self._room)
+
+    def read_layers(
+        self, layers: Sequence[LayerShape], reader: LayerReader, squares: Tensor
+    ) -> None:
+        whole = [
+            replace(
+                s,
+                weight=self._place(s.weight),
+                bias=None if s.bias is None else self._place(s.bias),
+            )
+            for s in layers
+        ]
+        self._rows.read_layers(whole, reader, self._room.zero_())
+        squares += self._cut(self._room)
+
+    def _place(self, column: int) -> int:
+        """Where one of these columns is in a whole row."""
+        for start, end in self._ranges:
+            if column < end - start:
+                return start + column
+            column -= end - start
+        raise IndexError("no such column")
 
     @property
     def columns(self) -> list[Tensor] | None:

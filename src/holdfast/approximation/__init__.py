@@ -8,6 +8,7 @@ from holdfast.approximation.dense_sketch import DenseSketch
 from holdfast.approximation.diagonal import Diagonal
 from holdfast.approximation.diagonal_plus_low_rank import DiagonalPlusLowRank
 from holdfast.approximation.full import Full
+from holdfast.approximation.kronecker import Kronecker
 from holdfast.approximation.low_rank import LowRank
 from holdfast.approximation.nystrom import Nystrom
 from holdfast.approximation.osnap import OSNAP
@@ -26,6 +27,7 @@ __all__ = [
     "Diagonal",
     "DiagonalPlusLowRank",
     "Full",
+    "Kronecker",
     "LowRank",
     "Nystrom",
     "Setting",
@@ -46,5 +48,6 @@ APPROXIMATIONS = register(
         "osnap": OSNAP,
         "srht": SRHT,
         "nystrom": Nystrom,
+        "kronecker": Kronecker,
     },
 )

@@ -1,6 +1,8 @@
 r"""What we can afford: one pass over the rows of W becomes Ω̂."""
 
+import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,18 +13,29 @@ from holdfast.hashing import Draw
 from holdfast.matrices import Offset, PSDMatrix
 from holdfast.parameters import ParameterSpace
 from holdfast.rows import RowBatch
+from holdfast.structure import LayerShape, layers_within
 
 __all__ = ["Approximation", "Setting", "positive"]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Where an approximation works: the held parameters, the randomness, the device."""
+    """Where an approximation works: the held parameters, the randomness, the device.
+
+    ``layers`` says which of the parameters act as matrices.
+    """
 
     space: ParameterSpace
     draw: Draw
     device: torch.device = torch.device("cpu")  # noqa: RUF009  # immutable
     dtype: torch.dtype = torch.float32
+    layers: tuple[LayerShape, ...] = ()
+
+    def part(self, positions: Sequence[int], place: int) -> "Setting":
+        """The setting of the ``place``-th part, which has the parameters at some positions."""
+        layers = layers_within(self.layers, self.space, positions)
+        space, draw = self.space.part(positions), self.draw.part(place)
+        return dataclasses.replace(self, space=space, draw=draw, layers=layers)
 
     @property
     def dim(self) -> int:

@@ -1,6 +1,5 @@
 """Several approximations side by side, each for some of the parameters."""
 
-import dataclasses
 import fnmatch
 import itertools
 from collections.abc import Mapping, Sequence
@@ -125,14 +124,7 @@ class Composite(Approximation):
     def groups(self, setting: Setting) -> list[Group]:
         """The groups that have parameters."""
         return [
-            Group(
-                member,
-                dataclasses.replace(
-                    setting, space=setting.space.part(held), draw=setting.draw.part(place)
-                ),
-                held,
-                _ranges(setting.space, held),
-            )
+            Group(member, setting.part(held, place), held, _ranges(setting.space, held))
             for place, ((_, member), held) in enumerate(
                 zip(self.members, self.positions(setting.space), strict=True)
             )

@@ -5,6 +5,7 @@ from holdfast.matrices.block_diagonal import BlockDiagonalMatrix
 from holdfast.matrices.dense import DenseMatrix
 from holdfast.matrices.diagonal import DiagonalMatrix
 from holdfast.matrices.factored import FactoredMatrix
+from holdfast.matrices.kronecker import KroneckerMatrix
 from holdfast.matrices.parts import PartsMatrix
 from holdfast.matrices.sum import SumMatrix
 
@@ -14,6 +15,7 @@ __all__ = [
     "DenseMatrix",
     "DiagonalMatrix",
     "FactoredMatrix",
+    "KroneckerMatrix",
     "Offset",
     "PSDMatrix",
     "PartsMatrix",
@@ -27,4 +29,5 @@ MATRICES: dict[str, type[PSDMatrix]] = {
     "dense": DenseMatrix,
     "sum": SumMatrix,
     "parts": PartsMatrix,
+    "kronecker": KroneckerMatrix,
 }

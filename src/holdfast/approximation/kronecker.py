@@ -1,0 +1,256 @@
+"""A Kronecker product per layer, and the exact diagonal for the rest."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from holdfast.approximation.base import Approximation, Setting
+from holdfast.matrices import KroneckerMatrix, Offset, PSDMatrix
+from holdfast.matrices.kronecker_block import KroneckerBlock
+from holdfast.matrices.kronecker_sums import averaged, bases, nearest
+from holdfast.parameters import ParameterSpace
+from holdfast.regrouping import HELD_BYTES, Regrouping
+from holdfast.rows import GivenRows, RowBatch
+from holdfast.structure import LayerShape
+
+__all__ = ["Kronecker"]
+
+_BATCH = 128  # rows at a time, whatever the batches: what can be read is then found out alike
+_CHUNK = 2**20  # entries of written-out products at a time
+
+
+class _Factors:
+    r"""Sums of outer products of inputs and of gradients; and of rows, where layers cannot be read."""
+
+    def __init__(self, setting: Setting) -> None:
+        layers = setting.layers
+        self.layers = layers
+        self.inputs = [setting.zeros(s.groups, s.columns, s.columns) for s in layers]
+        self.outputs = [setting.zeros(s.groups, s.outputs, s.outputs) for s in layers]
+        self.positions = [0] * len(
+            layers
+        )  # inputs seen; the gradients of a row's positions add up
+        self.left: dict[int, Tensor] = {}  # Σ M Mᵀ of written-out rows
+        self.right: dict[int, Tensor] = {}  # Σ Mᵀ M
+
+    def pairs(self, layer: int, inputs: Tensor, gradients: Tensor) -> None:
+        _add_gram_(self.inputs[layer], inputs)
+        _add_gram_(self.outputs[layer], gradients)
+        self.positions[layer] += inputs.shape[0] * inputs.shape[2]
+
+    def rows(self, layer: int, rows: Tensor) -> None:
+        if layer not in self.left:
+            self.left[layer] = torch.zeros_like(self.outputs[layer])
+            self.right[layer] = torch.zeros_like(self.inputs[layer])
+        _add_gram_(self.left[layer], rows.mT)
+        _add_gram_(self.right[layer], rows)
+
+    def block(self, layer: int) -> KroneckerBlock:
+        """The estimate of the sum over all rows, A being a mean."""
+        shape, found = self.layers[layer], []
+        A, G = self.inputs[layer], self.outputs[layer]
+        if self.positions[layer] or layer not in self.left:
+            found.append(_block(shape, A / max(1, self.positions[layer]), G))
+        if layer in self.left:
+            trace = self.right[layer].diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
+            mean = self.right[layer] / trace.clamp(min=torch.finfo(A.dtype).tiny)
+            found.append(_block(shape, mean, self.left[layer]))
+        return found[0] if len(found) == 1 else nearest(*found)
+
+
+class _Moments:
+    """Sums of squares of rows, turned to given bases."""
+
+    def __init__(self, setting: Setting, blocks: Sequence[KroneckerBlock]) -> None:
+        self.blocks = blocks
+        self.bases = [bases(block.inputs[0], block.outputs[0]) for block in blocks]
+        shapes = setting.layers
+        self.values = [setting.zeros(s.groups, s.outputs, s.columns) for s in shapes]
+
+    def pairs(self, layer: int, inputs: Tensor, gradients: Tensor) -> None:
+        A, G = self.bases[layer]
+        inputs, gradients = inputs @ A, gradients @ G
+        if inputs.shape[2] == 1:  # the square of an outer product is that of its factors
+            left, right = gradients[:, :, 0].permute(1, 2, 0), inputs[:, :, 0].transpose(0, 1)
+            self.values[layer].baddbmm_(left.square(), right.square())
+            return
+        step = max(1, _CHUNK // self.values[layer].numel())
+        for a, g in zip(inputs.split(step), gradients.split(step), strict=True):
+            self.values[layer] += (g.mT @ a).square_().sum(0)
+
+    def rows(self, layer: int, rows: Tensor) -> None:
+        A, G = self.bases[layer]
+        self.values[layer] += (G.mT @ rows @ A).square_().sum(0)
+
+    def block(self, layer: int) -> KroneckerBlock:
+        A, G = self.bases[layer]
+        place = self.blocks[layer]
+        values = self.values[layer].unsqueeze(0)
+        return place.with_parts(
+            {"inputs": A.unsqueeze(0), "outputs": G.unsqueeze(0), "values": values}
+        )
+
+
+class _State:
+    """What has been read; with a correction also the rows that the bases still wait for."""
+
+    def __init__(self, recipe: "Kronecker", setting: Setting) -> None:
+        self.setting, self.corrected = setting, recipe.correction == "eigen"
+        self.squares = setting.zeros(setting.dim)
+        self.unread = setting.zeros(
+            setting.dim if self.corrected else 0
+        )  # squares to be read again
+        self.factors = _Factors(setting)
+        self.moments: _Moments | None = None
+        self.held: list[RowBatch] = []
+        self.nbytes = 0
+        self.groups = Regrouping(1, self.emit, capacity=_BATCH)
+
+    def emit(self, _: int, rows: RowBatch, signs: Tensor) -> None:
+        """Rows whose columns are used again for others."""
+        if self.corrected and self.moments is None:
+            columns = [column.clone() for column in rows.columns or ()]
+            rows = rows.like(columns, rows.index.clone())
+        self.take(rows)
+
+    def take(self, rows: RowBatch) -> None:
+        layers = self.setting.layers
+        if not self.corrected:
+            rows.read_layers(layers, self.factors, self.squares)
+        elif self.moments is not None:
+            rows.read_layers(layers, self.moments, self.squares)
+        else:
+            rows.read_layers(layers, self.factors, self.unread)
+            self.held.append(rows)
+            self.nbytes += sum(column.nbytes for column in rows.columns or ())
+            if self.nbytes > HELD_BYTES:
+                self.turn()
+
+    def turn(self) -> None:
+        """Fix the bases, and read the held rows again in them."""
+        count = len(self.setting.layers)
+        self.moments = _Moments(self.setting, [self.factors.block(k) for k in range(count)])
+        for rows in self.held:
+            rows.read_layers(self.setting.layers, self.moments, self.squares)
+        self.held.clear()
+
+
+@dataclass(frozen=True)
+class Kronecker(Approximation):
+    r""":math:`\mathbb{E}[a a^\top] \otimes \mathbb{E}[g g^\top]` per Linear, Conv1d or Conv2d layer (K-FAC).
+
+    a are the inputs of the layer (a bias is one more input, the constant one; a convolution's are its
+    patches), g the gradients of its outputs. All other parameters (normalisation, embeddings, attention's
+    joint projection, shared weights, a bias whose weight is frozen) get the exact diagonal, so that any
+    network works. Nothing between layers is kept.
+
+    Several positions per example (words, pixels) are treated as in K-FAC's "expand": a aᵀ is averaged over
+    examples and positions, g gᵀ summed over the positions of an example. It is exact for one example with
+    one position, and wherever inputs and gradients are independent.
+
+    A layer that cannot be read (used twice, called without its module, batches that cannot be cut, the
+    ready-made rows of SCP) is taken from its written-out rows M: Σ M Mᵀ and Σ MᵀM, divided by their common
+    trace, which is as exact for one row of rank one and for independent factors.
+
+    Args:
+        correction: "eigen" keeps the eigenvectors of both factors as a basis and the exact second moment
+            of the rows along each of its directions: never worse than "none" in Frobenius norm, with the
+            exact trace. For that rows are read twice: examples are held back, up to 256 MiB of them, and
+            the bases come from those; data that is larger is rotated to these bases as it arrives.
+        merge: What tasks become. "average" keeps one product, with both partial traces of the sum;
+            "nearest" the one product nearest to the sum in Frobenius norm; "stack" all of them (exact,
+            memory grows with tasks). With ``anchor="each"`` the first two keep every task's pull at the
+            latest θ* as it is, and merge the curvature.
+
+    References:
+        Optimizing Neural Networks with Kronecker-factored Approximate Curvature (Martens & Grosse, 2015)
+        https://arxiv.org/abs/1503.05671
+        Fast Approximate Natural Gradient Descent in a Kronecker-factored Eigenbasis (George et al., 2018)
+        https://arxiv.org/abs/1806.03884
+    """
+
+    correction: Literal["none", "eigen"] = "none"
+    merge: Literal["average", "nearest", "stack"] = "average"
+
+    def __post_init__(self) -> None:
+        if self.correction not in ("none", "eigen"):
+            raise ValueError(f"correction must be 'none' or 'eigen', got {self.correction!r}")
+        if self.merge not in ("average", "nearest", "stack"):
+            raise ValueError(f"merge must be 'average', 'nearest' or 'stack', got {self.merge!r}")
+
+    def start(self, setting: Setting) -> _State:
+        return _State(self, setting)
+
+    def update(self, state: Any, rows: RowBatch) -> None:
+        if rows.columns is None and state.corrected:  # cannot be held, but its rows can
+            first = 0
+            for block in rows.blocks():
+                state.take(GivenRows(block, rows.index[first : first + len(block)]))
+                first += len(block)
+        elif rows.columns is None or isinstance(rows, GivenRows):
+            state.take(rows)
+        else:
+            zeros = torch.zeros_like(rows.index)
+            state.groups.add(rows, zeros, zeros)
+
+    def finish(self, state: Any) -> KroneckerMatrix:
+        state.groups.flush()
+        if state.corrected and state.moments is None:
+            state.turn()
+        source = state.moments if state.corrected else state.factors
+        blocks = [source.block(k) for k in range(len(state.setting.layers))]
+        return KroneckerMatrix.on(blocks, state.squares)
+
+    def nbytes(self, setting: Setting) -> int:
+        factors = sum(s.groups * (s.columns**2 + s.outputs**2) for s in setting.layers)
+        if self.correction == "none":
+            return setting.nbytes(2 * factors + setting.dim)  # with one of two sums to be divided
+        return setting.nbytes(3 * factors + 3 * setting.dim)
+
+    def add(self, old: PSDMatrix, offset: Offset, new: PSDMatrix) -> tuple[PSDMatrix, Offset]:
+        assert isinstance(old, KroneckerMatrix)
+        assert isinstance(new, KroneckerMatrix)
+        if self.merge == "stack":
+            return old + new, offset
+        return old.combined(new, averaged if self.merge == "average" else nearest), offset
+
+    def embed(self, matrix: PSDMatrix, space: ParameterSpace, index: Tensor) -> PSDMatrix:
+        assert isinstance(matrix, KroneckerMatrix)
+        return _fitted(matrix.expand(space.dim, index), space)
+
+
+def _fitted(matrix: KroneckerMatrix, space: ParameterSpace) -> KroneckerMatrix:
+    """The blocks as large as their layers are now; new outputs are free."""
+    starts = {a: i for i, (a, b) in enumerate(space.ranges) if a < b}
+    blocks = []
+    for block in matrix.blocks:
+        _, _, groups, outputs, _ = block.place
+        at = starts[block.weight]
+        now = space.shapes[at][0]
+        if now != groups * outputs:
+            if groups > 1:
+                raise ValueError(
+                    f"{space.names[at]} has {groups} groups and grew from {groups * outputs} to {now} "
+                    "outputs: its groups are other ones now; consolidate without previous=, or use "
+                    "another approximation"
+                )
+            block = block.grown(now)
+        blocks.append(block)
+    return KroneckerMatrix.on(blocks, matrix.spread())
+
+
+def _block(shape: LayerShape, A: Tensor, G: Tensor) -> KroneckerBlock:
+    return KroneckerBlock(shape.weight, shape.bias, A.unsqueeze(0), G.unsqueeze(0))
+
+
+def _add_gram_(out: Tensor, columns: Tensor) -> None:
+    """Add Σ c cᵀ over all rows of (b, groups, T, n) to (groups, n, n)."""
+    if columns.shape[1] == 1:
+        flat = columns.reshape(-1, columns.shape[3])
+        out[0].addmm_(flat.T, flat)
+    else:
+        flat = columns.transpose(0, 1).flatten(1, 2)
+        out.baddbmm_(flat.mT, flat)

@@ -1,0 +1,199 @@
+"""Kronecker products, one per layer, and a diagonal for the rest."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from holdfast.matrices.base import PSDMatrix, compute_dtype, refuse_int8, scatter, vector, weight
+from holdfast.matrices.kronecker_block import KroneckerBlock
+
+__all__ = ["KroneckerMatrix"]
+
+
+Merge = Callable[[KroneckerBlock, KroneckerBlock], KroneckerBlock]
+
+
+class KroneckerMatrix(PSDMatrix):
+    """Kronecker blocks of layers, and the diagonal of all other entries.
+
+    Args:
+        blocks: One per layer.
+        rest: The diagonal of the entries that no block covers, in flat order.
+
+    Example:
+        >>> block = KroneckerBlock(0, None, torch.eye(3)[None, None], torch.eye(2)[None, None])
+        >>> KroneckerMatrix([block], torch.ones(1)).dim
+        7
+    """
+
+    def __init__(self, blocks: Sequence[KroneckerBlock], rest: Tensor) -> None:
+        self.blocks, self.rest = tuple(sorted(blocks, key=lambda block: block.weight)), rest
+        self.dim = sum(block.size for block in self.blocks) + len(rest)
+
+    @cached_property
+    def others(self) -> Tensor:
+        """The entries that no block covers: int64, in order, where the matrix is stored."""
+        return _uncovered(self.blocks, self.dim).to(self.rest.device)
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        # the place of a block is in its name: all tensors are then numbers of one kind
+        found = {
+            f"{block.weight}.{'-' if block.bias is None else block.bias}.{name}": part
+            for block in self.blocks
+            for name, part in block.parts.items()
+        }
+        return {**found, "rest": self.rest}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
+        parts: dict[tuple[str, str], dict[str, Tensor]] = {}
+        for key, tensor in tensors.items():
+            if key != "rest":
+                weight_at, bias_at, name = key.split(".")
+                parts.setdefault((weight_at, bias_at), {})[name] = tensor
+        blocks = [
+            KroneckerBlock(int(w), None if b == "-" else int(b), **found)
+            for (w, b), found in parts.items()
+        ]
+        return cls(blocks, tensors["rest"])
+
+    @property
+    def terms(self) -> int:
+        """Kronecker products that are summed in a block; 0 without blocks."""
+        return max((len(block.inputs) for block in self.blocks), default=0)
+
+    def like(self, other: "KroneckerMatrix") -> bool:
+        """Whether both have blocks of the same kinds at the same places."""
+        kinds = ([(b.place, b.values is None) for b in m.blocks] for m in (self, other))
+        return self.dim == other.dim and next(kinds) == next(kinds)
+
+    def _dtype(self, *others: Tensor) -> torch.dtype:
+        return compute_dtype(self.rest, *others)
+
+    def __matmul__(self, v: Tensor) -> Tensor:
+        v = vector(v, self.dim).to(self._dtype(v)).contiguous()
+        out = torch.empty_like(v)
+        if len(self.rest):
+            out[self.others] = v[self.others] * self.rest.to(v.dtype)
+        for block in self.blocks:
+            block.add_product_(out, v)
+        return out
+
+    def spread(self) -> Tensor:
+        """The diagonal of the rest as a whole flat vector, zero where blocks are."""
+        return scatter(self.rest.to(self._dtype()), self.dim, self.others)
+
+    def diagonal(self) -> Tensor:
+        out = self.spread()
+        for block in self.blocks:
+            block.write(out, block.diagonal())
+        return out
+
+    def trace(self) -> Tensor:
+        return sum((b.trace() for b in self.blocks), self.rest.to(self._dtype()).sum())
+
+    def dense(self) -> Tensor:
+        out = self.spread().diag()
+        index = torch.arange(self.dim, device=out.device)
+        for block in self.blocks:
+            places = block.matrix(index).flatten(1)
+            for group, product in zip(places, block.dense(), strict=True):
+                out[group.unsqueeze(1), group] = product
+        return out
+
+    def __rmul__(self, scale: float) -> Self:
+        scale = weight(scale)
+        blocks = [b.with_parts({b.scaled: scale * b.parts[b.scaled]}) for b in self.blocks]
+        return type(self)(blocks, scale * self.rest)
+
+    def scale_(self, scale: float) -> Self:
+        for block in self.blocks:
+            block.parts[block.scaled].mul_(scale)
+        self.rest.mul_(scale)
+        return self
+
+    def __add__(self, other: "KroneckerMatrix") -> "KroneckerMatrix":
+        """Exactly the sum: the products of both, side by side."""
+
+        def stacked(a: KroneckerBlock, b: KroneckerBlock) -> KroneckerBlock:
+            if (a.values is None) != (b.values is None):
+                raise TypeError("a corrected Kronecker product is not added to a plain one")
+            pairs = {name: (part, b.parts[name]) for name, part in a.parts.items()}
+            return a.with_parts({name: torch.cat(pair) for name, pair in pairs.items()})
+
+        return self.combined(other, stacked)
+
+    @classmethod
+    def on(cls, blocks: Sequence[KroneckerBlock], diagonal: Tensor) -> Self:
+        """Blocks, and of a flat vector what they do not cover."""
+        others = _uncovered(blocks, len(diagonal)).to(diagonal.device)
+        return cls(blocks, diagonal[others])
+
+    def combined(self, other: "KroneckerMatrix", rule: Merge) -> "KroneckerMatrix":
+        """The sum, two blocks of the same layer becoming one by ``rule``.
+
+        A layer that only one of them covers is taken from there; the other must be zero on it.
+        """
+        mine, others = ({b.weight: b for b in m.blocks} for m in (self, other))
+        blocks = []
+        for at in sorted({*mine, *others}):
+            one, two = mine.get(at), others.get(at)
+            if one is not None and two is not None:
+                if one.place != two.place:
+                    raise ValueError(_changed(one, str(two.place)))
+                blocks.append(rule(one, two))
+                continue
+            block, uncovered = (one, other) if one is not None else (two, self)
+            assert block is not None
+            if any(bool(uncovered.spread()[part].any()) for part in block.entries()):
+                raise ValueError(_changed(block, "a diagonal"))
+            blocks.append(block)
+        return KroneckerMatrix.on(blocks, self.spread() + other.spread())
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> Self:
+        refuse_int8("a Kronecker product", dtype)
+        blocks = [
+            b.with_parts({n: t.to(device=device, dtype=dtype) for n, t in b.parts.items()})
+            for b in self.blocks
+        ]
+        return type(self)(blocks, self.rest.to(device=device, dtype=dtype))
+
+    def expand(self, dim: int, index: Tensor) -> Self:
+        """The matrix in a larger space; layers must stay in one piece."""
+        blocks = []
+        for block in self.blocks:
+            starts = []
+            for part in block.entries():
+                moved = index[part]
+                if not torch.equal(
+                    moved - moved[0], torch.arange(len(moved), device=index.device)
+                ):
+                    raise TypeError("the entries of a layer must stay next to each other")
+                starts.append(int(moved[0]))
+            bias = starts[1] if len(starts) > 1 else None
+            blocks.append(replace(block, weight=starts[0], bias=bias))
+        whole = scatter(self.spread().to(self.rest.dtype), dim, index)
+        return type(self).on(blocks, whole)
+
+
+def _uncovered(blocks: Sequence[KroneckerBlock], dim: int) -> Tensor:
+    """The entries that no block covers, in order."""
+    free = torch.ones(dim, dtype=torch.bool)
+    for block in blocks:
+        for part in block.entries():
+            free[part] = False
+    return free.nonzero().squeeze(1)
+
+
+def _changed(block: KroneckerBlock, now: str) -> str:
+    return (
+        f"the layer at entry {block.weight} is {block.place} (weight, bias, groups, outputs, columns) "
+        f"in one matrix and {now} in the other: they cannot be added; consolidate without previous="
+    )

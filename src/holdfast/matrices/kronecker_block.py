@@ -1,0 +1,172 @@
+r"""One layer's share of a matrix: a Kronecker product, or a few that are summed.
+
+A layer that multiplies by a matrix V (outputs × columns, the bias being a column) has the block
+:math:`G \otimes A` for row-major V, so that :math:`(G \otimes A)\,\mathrm{vec}\,V = \mathrm{vec}(G V A)`: two
+products with small matrices, and nothing large is ever formed. In its corrected form a block has
+orthonormal bases in place of the factors and a value for every pair of directions:
+:math:`U_G\,(S \circ U_G^\top V U_A)\,U_A^\top`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from holdfast.matrices.base import compute_dtype
+
+__all__ = ["KroneckerBlock"]
+
+
+@dataclass(frozen=True, eq=False)
+class KroneckerBlock:
+    """A sum of Kronecker products on the entries of one layer.
+
+    Attributes:
+        weight: First entry of the layer's weight in the flat vector.
+        bias: First entry of its bias, or None where there is none.
+        inputs: A (or its basis), (terms, groups, columns, columns).
+        outputs: G (or its basis), (terms, groups, outputs, outputs).
+        values: The second moments along both bases, (terms, groups, outputs, columns); or None.
+    """
+
+    weight: int
+    bias: int | None
+    inputs: Tensor
+    outputs: Tensor
+    values: Tensor | None = None
+
+    @property
+    def place(self) -> tuple[int, int | None, int, int, int]:
+        """Where it lies and how large it is; blocks with equal places can be added."""
+        _, groups, outputs, _ = self.outputs.shape
+        return self.weight, self.bias, groups, outputs, self.inputs.shape[-1]
+
+    @property
+    def size(self) -> int:
+        """The number of entries of the layer."""
+        return self.outputs.shape[1] * self.outputs.shape[2] * self.inputs.shape[3]
+
+    @property
+    def parts(self) -> dict[str, Tensor]:
+        """The tensors by name."""
+        found = {"inputs": self.inputs, "outputs": self.outputs}
+        return found if self.values is None else {**found, "values": self.values}
+
+    def with_parts(self, parts: Mapping[str, Tensor]) -> "KroneckerBlock":
+        """The same place with other tensors."""
+        named: dict[str, Any] = dict(parts)
+        return replace(self, **named)
+
+    @property
+    def scaled(self) -> str:
+        """The one tensor that carries the scale."""
+        return "outputs" if self.values is None else "values"
+
+    def entries(self) -> list[slice]:
+        """The ranges of the flat vector it covers."""
+        _, groups, outputs, _ = self.outputs.shape
+        rows, columns = groups * outputs, self.inputs.shape[3] - (self.bias is not None)
+        found = [slice(self.weight, self.weight + rows * columns)]
+        return found if self.bias is None else [*found, slice(self.bias, self.bias + rows)]
+
+    def matrix(self, v: Tensor) -> Tensor:
+        """The layer's entries of a flat vector, (groups, outputs, columns)."""
+        _, groups, outputs, _ = self.outputs.shape
+        pieces = [v[part].view(groups, outputs, -1) for part in self.entries()]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, 2)
+
+    def write(self, out: Tensor, matrix: Tensor) -> None:
+        """Put (groups, outputs, columns) at the layer's entries of a flat vector."""
+        first, *others = self.entries()
+        groups, outputs, columns = matrix.shape
+        width = columns - len(others)
+        out[first].view(groups, outputs, width).copy_(matrix[..., :width])
+        for part in others:
+            out[part].view(groups, outputs, 1).copy_(matrix[..., width:])
+
+    def add_product_(self, out: Tensor, v: Tensor) -> None:
+        """Write the block's product with the flat vector ``v`` into ``out``."""
+        dtype, V = v.dtype, self.matrix(v)
+        terms, groups = self.inputs.shape[:2]
+        if terms == groups == 1 and self.bias is None and self.values is None:
+            G, A = self.outputs[0, 0].to(dtype), self.inputs[0, 0].to(dtype)
+            torch.mm(G @ V[0], A, out=out[self.entries()[0]].view_as(V[0]))
+            return
+        product = torch.zeros_like(V)
+        for term in range(terms):
+            A, G = self.inputs[term].to(dtype), self.outputs[term].to(dtype)
+            if self.values is None:
+                product.baddbmm_(torch.bmm(G, V), A)
+            else:
+                turned = torch.bmm(torch.bmm(G.mT, V), A).mul_(self.values[term].to(dtype))
+                product.baddbmm_(torch.bmm(G, turned), A.mT)
+        self.write(out, product)
+
+    def diagonal(self) -> Tensor:
+        """The diagonal entries, (groups, outputs, columns)."""
+        dtype = compute_dtype(self.inputs)
+        A, G = self.inputs.to(dtype), self.outputs.to(dtype)
+        if self.values is not None:
+            return (G.square() @ self.values.to(dtype) @ A.square().mT).sum(0)
+        rows, columns = G.diagonal(dim1=2, dim2=3), A.diagonal(dim1=2, dim2=3)
+        return (rows.unsqueeze(3) * columns.unsqueeze(2)).sum(0)
+
+    def trace(self) -> Tensor:
+        """The sum of the diagonal."""
+        dtype = compute_dtype(self.inputs)
+        A, G = self.inputs.to(dtype), self.outputs.to(dtype)
+        if self.values is None:
+            return (_traces(A) * _traces(G)).sum()
+        # the bases are not quite orthonormal in half precision
+        lengths = G.square().sum(2).unsqueeze(3) * A.square().sum(2).unsqueeze(2)
+        return (lengths * self.values.to(dtype)).sum()
+
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """(A, G) of every term; of a corrected one the partial traces, A with trace one."""
+        dtype = compute_dtype(self.inputs)
+        A, G = self.inputs.to(dtype), self.outputs.to(dtype)
+        if self.values is None:
+            return A, G
+        S = self.values.to(dtype)
+        total = S.sum((2, 3)).clamp(min=torch.finfo(dtype).tiny)[..., None, None]
+        columns, rows = S.sum(2) / total[..., 0], S.sum(3)
+        return (A * columns.unsqueeze(2)) @ A.mT, (G * rows.unsqueeze(2)) @ G.mT
+
+    def spectrum(self) -> Tensor:
+        """All eigenvalues, in float64, in any order."""
+        A, G = self.inputs.double(), self.outputs.double()
+        if len(A) > 1:
+            return torch.linalg.eigvalsh(self.dense().double()).flatten()
+        if self.values is not None:  # the bases are orthonormal
+            return self.values.double().flatten()
+        rows, columns = torch.linalg.eigvalsh(G[0]), torch.linalg.eigvalsh(A[0])
+        return (rows.unsqueeze(2) * columns.unsqueeze(1)).flatten()
+
+    def grown(self, outputs: int) -> "KroneckerBlock":
+        """The block of a layer without groups that has more outputs now; they are free."""
+        more = outputs - self.outputs.shape[2]
+        wide = functional.pad(self.outputs, (0, more, 0, more))
+        if self.values is None:
+            return replace(self, outputs=wide)
+        wide.diagonal(dim1=2, dim2=3)[..., -more:] = 1  # a basis stays one
+        return replace(self, outputs=wide, values=functional.pad(self.values, (0, 0, 0, more)))
+
+    def dense(self) -> Tensor:
+        """Every group's block written out, (groups, entries, entries)."""
+        dtype = compute_dtype(self.inputs)
+        A, G = self.inputs.to(dtype), self.outputs.to(dtype)
+        outputs, columns = G.shape[2], A.shape[2]
+        if self.values is None:
+            product = torch.einsum("tgij,tgkl->gikjl", G, A)
+        else:
+            turn = torch.einsum("tgip,tgkq->tgikpq", G, A).flatten(4)
+            S = self.values.to(dtype).flatten(2)[:, :, None, None]
+            product = torch.einsum("tgikr,tgjlr->gikjl", turn * S, turn)
+        return product.reshape(len(product), outputs * columns, outputs * columns)
+
+
+def _traces(matrices: Tensor) -> Tensor:
+    return matrices.diagonal(dim1=-2, dim2=-1).sum(-1)

@@ -1,0 +1,103 @@
+r"""Several Kronecker products as one: what a sum becomes in constant memory.
+
+:math:`\sum_t G_t \otimes A_t` is not a Kronecker product. Two that stand for it:
+
+- *averaged*: both partial traces of the sum are kept,
+  :math:`\sum_t \mathrm{tr}(A_t) G_t` and :math:`\sum_t \mathrm{tr}(G_t) A_t`, and so is its trace. The result
+  dominates every term times that term's share of the trace: no task is ever lost.
+- *nearest*: the best in Frobenius norm. The sum, rearranged, has rank at most the number of terms, so its
+  leading singular pair is that of a small matrix of inner products; both factors are non-negative
+  combinations (Perron), hence positive semi-definite. A term that shares little with a heavier one is
+  all but dropped.
+
+Corrected blocks get the eigenvectors of the merged factors (their partial traces) as a common basis, and
+in it the exact diagonal of the sum.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from holdfast.matrices.kronecker_block import KroneckerBlock
+
+__all__ = ["averaged", "bases", "inner", "nearest"]
+
+_ITERATIONS = 100  # of a power iteration on as many numbers as there are terms
+
+Factors = tuple[
+    Tensor, Tensor
+]  # A (terms, groups, columns, columns), G (terms, groups, outputs, outputs)
+
+
+def averaged(one: KroneckerBlock, two: KroneckerBlock) -> KroneckerBlock:
+    """A single product with both partial traces of the sum."""
+    A, G = _factors(one, two)
+    of_A, of_G = (m.diagonal(dim1=2, dim2=3).sum(2) for m in (A, G))  # (terms, groups)
+    share = of_G / of_G.sum(0).clamp(min=torch.finfo(A.dtype).tiny)
+    silent = (of_G.sum(0) == 0).to(A.dtype) / len(A)  # all zero: any mean of the inputs will do
+    mean = _mixed(share + silent, A)
+    total = mean.diagonal(dim1=2, dim2=3).sum(2).clamp(min=torch.finfo(A.dtype).tiny)
+    return _one(one, two, (mean, _mixed(of_A / total, G)))
+
+
+def nearest(one: KroneckerBlock, two: KroneckerBlock) -> KroneckerBlock:
+    """The single product that is nearest to the sum in Frobenius norm."""
+    A, G = _factors(one, two)
+    products = [torch.einsum("sgij,tgij->gst", m.double(), m.double()) for m in (A, G)]
+    of_A, of_G = (p.clamp(min=0) for p in products)
+    b = of_A.new_ones(of_A.shape[:2])
+    tiny = torch.finfo(torch.float64).tiny
+    for _ in range(_ITERATIONS):
+        b = (of_A @ (of_G @ b.unsqueeze(2))).squeeze(2)
+        b = b / b.sum(1, keepdim=True).clamp(min=tiny)
+    a = (of_G @ b.unsqueeze(2)).squeeze(2)
+    a = a / (a * b).sum(1, keepdim=True).clamp(min=tiny)
+    scale = a.sum(1, keepdim=True).clamp(min=tiny)  # A stays a mean of the inputs' factors
+    weights = ((a / scale).T.to(A.dtype), (b * scale).T.to(A.dtype))
+    return _one(one, two, (_mixed(weights[0], A), _mixed(weights[1], G)))
+
+
+def bases(A: Tensor, G: Tensor) -> Factors:
+    """Orthonormal eigenvectors, as columns, of stacks of factors."""
+    found = (torch.linalg.eigh(m.double()).eigenvectors.to(m.dtype) for m in (A, G))
+    return next(found), next(found)
+
+
+def inner(one: KroneckerBlock, two: KroneckerBlock) -> float:
+    """The Frobenius inner product of blocks of the same kind, in float64."""
+    (A, G), (B, H) = ((b.inputs.double(), b.outputs.double()) for b in (one, two))
+    if one.values is None or two.values is None:
+        of_A, of_G = (torch.einsum("sgij,tgij->stg", *pair) for pair in ((A, B), (G, H)))
+        return float((of_A * of_G).sum())
+    total = 0.0
+    for s in range(len(A)):
+        for t in range(len(B)):
+            turn_A, turn_G = A[s].mT @ B[t], G[s].mT @ H[t]
+            there = turn_G.square() @ two.values[t].double() @ turn_A.square().mT
+            total += float((one.values[s].double() * there).sum())
+    return total
+
+
+def _factors(one: KroneckerBlock, two: KroneckerBlock) -> Factors:
+    (A, G), (B, H) = one.factors(), two.factors()
+    return torch.cat([A, B]), torch.cat([G, H])
+
+
+def _mixed(weights: Tensor, matrices: Tensor) -> Tensor:
+    """Σ_t w_t M_t of every group, as one term."""
+    return torch.einsum("tg,tgij->gij", weights, matrices).unsqueeze(0)
+
+
+def _one(one: KroneckerBlock, two: KroneckerBlock, factors: Factors) -> KroneckerBlock:
+    """The merged block: the factors themselves, or the exact diagonal in their eigenvectors."""
+    if one.values is None or two.values is None:
+        return replace(one, inputs=factors[0], outputs=factors[1], values=None)
+    A, G = bases(*factors)
+    values = torch.zeros_like(G @ G.new_zeros(*G.shape[:3], A.shape[3]))
+    for block in (one, two):
+        turn_A, turn_G = A.mT @ block.inputs.to(A), G.mT @ block.outputs.to(G)
+        assert block.values is not None
+        rotated = turn_G.square() @ block.values.to(A) @ turn_A.square().mT
+        values += rotated.sum(0, keepdim=True)
+    return replace(one, inputs=A, outputs=G, values=values)

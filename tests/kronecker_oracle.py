@@ -1,0 +1,235 @@
+r"""Kronecker approximations by definition: one example at a time, patches by hand, dense products."""
+
+import copy
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import holdfast as hf
+import reference
+
+DOUBLE = torch.float64
+Places = dict[
+    str, Tensor
+]  # layer -> where the entries of its matrices are in θ, (groups, out, in)
+
+
+def held_names(model: nn.Module) -> list[str]:
+    return [name for name, p in model.named_parameters() if p.requires_grad]
+
+
+def places(model: nn.Module, names: Sequence[str] | None = None) -> Places:
+    """The layers that are matrices: Linear and convolutions, weight held and in no other module."""
+    names = held_names(model) if names is None else list(names)
+    everywhere = [id(p) for _, p in model.named_parameters(remove_duplicate=False)]
+    named, start, first = dict(model.named_parameters()), 0, {}
+    for name in names:
+        first[name] = torch.arange(start, start + named[name].numel())
+        start += named[name].numel()
+    found = {}
+    for path, module in model.named_modules():
+        if not isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d):
+            continue
+        own = dict(module.named_parameters(recurse=False))
+        shared = any(everywhere.count(id(p)) > 1 for p in own.values())
+        prefix = f"{path}." if path else ""
+        if shared or set(own) - {"weight", "bias"} or f"{prefix}weight" not in first:
+            continue
+        groups = getattr(module, "groups", 1)
+        matrix = first[f"{prefix}weight"].view(groups, len(own["weight"]) // groups, -1)
+        if f"{prefix}bias" in first:
+            bias = first[f"{prefix}bias"].view(groups, -1, 1)
+            matrix = torch.cat([matrix, bias], 2)
+        found[path] = matrix
+    return found
+
+
+def patches(layer: nn.Module, x: Tensor) -> Tensor:
+    """What a layer multiplies with, (groups, T, in), for the input of one example, cut by hand."""
+    if isinstance(layer, nn.Linear):
+        return x.reshape(1, -1, x.shape[-1])
+    assert isinstance(layer, nn.Conv1d | nn.Conv2d)
+    x = x[0]
+    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+    x = nn.functional.pad(x[None], layer._reversed_padding_repeated_twice, mode=mode)[0]
+    kernel, stride, dilation = layer.kernel_size, layer.stride, layer.dilation
+    each = [
+        range(0, size - d * (k - 1), s)
+        for size, k, s, d in zip(x.shape[1:], kernel, stride, dilation, strict=True)
+    ]
+    found = []
+    for corner in itertools.product(*each):
+        inside = x
+        for axis, (at, k, d) in enumerate(zip(corner, kernel, dilation, strict=True), start=1):
+            inside = inside.index_select(axis, torch.tensor([at + d * j for j in range(k)]))
+        found.append(inside.reshape(layer.groups, -1))
+    return torch.stack(found, 1)
+
+
+def outputs(layer: nn.Module, g: Tensor) -> Tensor:
+    """Gradients of the outputs of one example, (groups, T, out)."""
+    if isinstance(layer, nn.Linear):
+        return g.reshape(1, -1, g.shape[-1])
+    return g[0].reshape(layer.groups, g.shape[1] // layer.groups, -1).transpose(1, 2)
+
+
+Pairs = dict[
+    str, list[tuple[Tensor, Tensor]]
+]  # per layer and row: (groups, T, in), (groups, T, out)
+
+
+def pairs(
+    model: nn.Module,
+    columns: tuple[Tensor, ...],
+    importance: hf.Importance,
+    at: Places,
+    *,
+    seed: int = 0,
+    task: int = 0,
+    loss: reference.Loss = reference.log_likelihood_loss,
+) -> Pairs:
+    """Inputs and gradients of every row, of the layers that are called exactly once."""
+    model = copy.deepcopy(model).eval()
+    modules = {path: module for path, module in model.named_modules() if path in at}
+    seen: dict[str, list[tuple[Tensor, Tensor]]] = {}
+
+    def hook(path: str) -> Any:
+        def keep(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+            seen.setdefault(path, []).append((args[0].detach(), output))
+
+        return keep
+
+    for path, module in modules.items():
+        if type(module) in (nn.Linear, nn.Conv1d, nn.Conv2d):
+            module.register_forward_hook(hook(path))
+    uniforms = reference.generator(seed, task, "labels")
+    found: Pairs = {}
+    for i in range(len(columns[0])):
+        one = tuple(column[i : i + 1] for column in columns)
+        seen.clear()
+        z = model(one[0])
+        for scalar in reference.scalars(importance, z, one, uniforms.random(), loss):
+            for path, calls in seen.items():
+                if len(calls) != 1:
+                    continue
+                x, y = calls[0]
+                (g,) = torch.autograd.grad(scalar, y, retain_graph=True, allow_unused=True)
+                g = torch.zeros_like(y) if g is None else g
+                a = patches(modules[path], x.double())
+                if a.shape[2] < at[path].shape[2]:  # the bias
+                    a = torch.cat([a, torch.ones_like(a[..., :1])], 2)
+                found.setdefault(path, []).append((a, outputs(modules[path], g.double())))
+    return found
+
+
+def factors(found: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """E[a aᵀ] over examples and positions, Σ g gᵀ over rows and positions; (groups, ·, ·) each."""
+    A = torch.stack([torch.einsum("gti,gtj->gij", a, a) for a, _ in found])
+    G = torch.stack([torch.einsum("gti,gtj->gij", g, g) for _, g in found])
+    return A.sum(0) / sum(a.shape[1] for a, _ in found), G.sum(0)
+
+
+def explained(found: list[tuple[Tensor, Tensor]], W: Tensor, matrices: Tensor) -> bool:
+    """Whether every row is the sum of the outer products of its positions."""
+    rows = torch.stack([torch.einsum("gto,gti->goi", g, a) for a, g in found])
+    return torch.allclose(rows.flatten(1), W[:, matrices.flatten()], rtol=1e-8, atol=1e-12)
+
+
+def partial_traces(block: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor]:
+    """(A, G) of a matrix on vec(rows × columns) with G ⊗ A of the same partial traces and trace."""
+    four = block.reshape(rows, columns, rows, columns)
+    A, G = torch.einsum("ikil->kl", four), torch.einsum("ikjk->ij", four)
+    trace = block.trace()
+    return (A / trace if trace > 0 else A), G
+
+
+def nearest(block: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor]:
+    """(A, G) with G ⊗ A nearest in Frobenius norm: the leading singular pair of the rearrangement."""
+    four = block.reshape(rows, columns, rows, columns)
+    U, S, V = torch.linalg.svd(four.permute(0, 2, 1, 3).reshape(rows * rows, -1))
+    G, A = S[0] * U[:, 0].reshape(rows, rows), V[0].reshape(columns, columns)
+    return (A, G) if G.trace() > 0 else (-A, -G)
+
+
+def corrected(block: Tensor, A: Tensor, G: Tensor) -> Tensor:
+    """The exact diagonal of ``block`` in the eigenvectors of G ⊗ A."""
+    U = torch.kron(torch.linalg.eigh(G)[1], torch.linalg.eigh(A)[1])
+    return U * (U.T @ block @ U).diagonal() @ U.T
+
+
+def put(out: Tensor, at: Tensor, block: Tensor) -> None:
+    out[at.flatten().unsqueeze(1), at.flatten()] = block
+
+
+def take(matrix: Tensor, at: Tensor) -> Tensor:
+    return matrix[at.flatten().unsqueeze(1), at.flatten()]
+
+
+def kronecker(
+    approximation: hf.Kronecker,
+    W: Tensor,
+    model: nn.Module,
+    columns: tuple[Tensor, ...],
+    importance: hf.Importance,
+    *,
+    seed: int = 0,
+    task: int = 0,
+    names: Sequence[str] | None = None,
+    loss: reference.Loss = reference.log_likelihood_loss,
+    unread: Sequence[str] = (),
+) -> Tensor:
+    """What stands for WᵀW; layers in ``unread``, or whose pairs do not explain W, by their rows."""
+    exact, at = W.T @ W, places(model, names)
+    out = exact.diagonal().diag()
+    seen: Pairs = {}
+    if not isinstance(importance, hf.SCP):
+        seen = pairs(model, columns, importance, at, seed=seed, task=task, loss=loss)
+    for path, matrices in at.items():
+        if path in unread or (path in seen and not explained(seen[path], W, matrices)):
+            seen.pop(path, None)
+        for group, place in enumerate(matrices):
+            block = take(exact, place)
+            if path in seen:
+                A, G = (factor[group] for factor in factors(seen[path]))
+            else:
+                A, G = partial_traces(block, *place.shape)
+            product = torch.kron(G, A)
+            put(
+                out,
+                place,
+                corrected(block, A, G) if approximation.correction == "eigen" else product,
+            )
+    return out
+
+
+def merged(
+    approximation: hf.Kronecker,
+    total: Tensor,
+    model: nn.Module,
+    names: Sequence[str] | None = None,
+) -> Tensor:
+    """What stands for a sum of Kronecker approximations, from the sum alone."""
+    if approximation.merge == "stack":
+        return total
+    assert (approximation.correction, approximation.merge) != ("eigen", "nearest"), (
+        "needs the terms"
+    )
+    rule = partial_traces if approximation.merge == "average" else nearest
+    out = total.clone()
+    for matrices in places(model, names).values():
+        for place in matrices:
+            block = take(total, place)
+            marginals = partial_traces(block, *place.shape)
+            A, G = rule(block, *place.shape)
+            if approximation.correction == "eigen":
+                if (
+                    approximation.merge == "nearest"
+                ):  # of the marginals' products, not of the block
+                    raise NotImplementedError("needs the two terms")
+                put(out, place, corrected(block, *marginals))
+            else:
+                put(out, place, torch.kron(G, A))
+    return out
