@@ -65,7 +65,7 @@ def test_cell(case: str, importance: str, approximation: str) -> None:
         columns=columns,
         importance=recipe.importance,
     )
-    # the factored form may drop 1e-9 of the trace
+    # the factored form drops a little of the trace
     close(penalty.matrix.dense(), expected, 1e-7 if approximation == "full-factored" else 1e-10)
     assert penalty.matrix.dim == W.shape[1]
     assert penalty.tasks == (hf.TaskRecord(EXAMPLES, SEED, penalty.tasks[0].hash_ids),)

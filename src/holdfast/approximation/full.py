@@ -15,8 +15,8 @@ __all__ = ["Full"]
 
 _SMALL = 2048  # entries a side up to which a dense matrix (16 MB) is the simplest form
 _BUFFER = 1024  # rows between two compressions
-# Share of the trace that compression may drop: below the rounding of the rows themselves.
-_DROPPED = {torch.float32: 1e-9, torch.float64: 1e-15}
+# Share of the trace that compression may drop: about the rounding of the rows themselves.
+_DROPPED = {torch.float32: 1e-7, torch.float64: 1e-15}
 
 
 def compress(matrix: FactoredMatrix, offset: Offset) -> tuple[FactoredMatrix, Offset]:
@@ -42,7 +42,7 @@ class Full(Approximation):
 
     Args:
         form: "dense" writes out m × m entries; "factored" keeps as many rows as the numerical rank,
-            dropping at most 1e-9 of the trace per compression (1e-15 in float64); "auto" takes "dense" up to
+            dropping at most 1e-7 of the trace per compression (1e-15 in float64); "auto" takes "dense" up to
             m = 2,048 and "factored" above, as the importance matrices of networks have few directions.
     """
 
