@@ -15,7 +15,6 @@ import argparse
 import dataclasses
 import json
 import os
-import platform
 import statistics
 import time
 from collections import defaultdict
@@ -39,6 +38,7 @@ KINDS = ("random", "free", "held", "own")
 WITHIN = 0.1  # the error that the second table asks for
 
 Recipe = Callable[[int], hf.Approximation]
+Entry = dict[str, Any]  # a line of the JSON file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +85,11 @@ FAMILIES: dict[str, Recipe] = {
     "blocks": lambda t: hf.BlockDiagonal(t),
 }
 # Without a budget of one's choice.
-FIXED: dict[str, hf.Approximation] = {"diagonal": hf.Diagonal()}
+FIXED: dict[str, hf.Approximation] = {
+    "diagonal": hf.Diagonal(),
+    "Kronecker": hf.Kronecker(),
+    "Kronecker, eigenvalue-corrected": hf.Kronecker(correction="eigen"),
+}
 
 
 @dataclasses.dataclass
@@ -122,12 +126,14 @@ class Line:
         }
 
 
-def candidates(budgets: Sequence[int]) -> Iterator[Line]:
+def candidates(budgets: Sequence[int], only: str = "") -> Iterator[Line]:
+    """A line per family and budget; those whose family has ``only`` in its name."""
     for family, make in FAMILIES.items():
-        for budget in budgets:
+        for budget in budgets if only in family else ():
             yield Line(family, budget, make(budget))
     for family, approximation in FIXED.items():
-        yield Line(family, None, approximation)
+        if only in family:
+            yield Line(family, None, approximation)
 
 
 class Problem:
@@ -154,15 +160,8 @@ class Problem:
     ) -> None:
         generator = torch.Generator().manual_seed(derive(self.seed, order))
         optimizer = FlatAdam(model, training.lr)
-        learn(
-            model,
-            split,
-            training,
-            optimizer,
-            generator=generator,
-            penalty=penalty,
-            after_epoch=after_epoch,
-        )
+        options: dict[str, Any] = {"generator": generator, "after_epoch": after_epoch}
+        learn(model, split, training, optimizer, penalty=penalty, **options)
 
     def consolidate(self, approximation: hf.Approximation, draw: int = 0) -> hf.Penalty:
         """The first task's penalty; the same rows for every approximation."""
@@ -229,95 +228,103 @@ def measure(problem: Problem, lines: Sequence[Line], draws: int) -> dict[str, li
     }
 
 
-def table(lines: Sequence[Line]) -> list[str]:
+def table(entries: Sequence[Entry]) -> list[str]:
     """Best first at every budget, in the directions of the next task."""
     text = [
         "| approximation | kB | seconds | random | free | held | own |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
-    order = sorted(lines, key=lambda x: (x.budget or 0, x.quantile("free", 0.5)))
-    for line in order:
-        cells = [f"{line.quantile(k, 0.5):.2g} ({line.quantile(k, 0.9):.2g})" for k in KINDS]
-        name = line.family if line.budget is None else f"{line.family}, t = {line.budget}"
-        seconds = statistics.median(line.seconds)
-        text.append(f"| {name} | {line.nbytes / 1000:.0f} | {seconds:.2f} | {' | '.join(cells)} |")
+    for x in sorted(entries, key=lambda x: (x["budget"] or 0, x["errors"]["free"]["median"])):
+        errors = [x["errors"][kind] for kind in KINDS]
+        cells = [f"{error['median']:.2g} ({error['q90']:.2g})" for error in errors]
+        name = x["family"] if x["budget"] is None else f"{x['family']}, t = {x['budget']}"
+        cost = f"{x['nbytes'] / 1000:.0f} | {x['seconds']:.2f}"
+        text.append(f"| {name} | {cost} | {' | '.join(cells)} |")
     return text
 
 
-def needed(lines: Sequence[Line]) -> list[str]:
+def needed(entries: Sequence[Entry]) -> list[str]:
     """The smallest budget of every family that is good enough, in each kind of direction."""
-    text = [
-        "| family | random | free | held | own |",
-        "|---|---|---|---|---|",
-    ]
-    for family in dict.fromkeys(line.family for line in lines):
+    text = ["| family | random | free | held | own |", "|---|---|---|---|---|"]
+    for family in dict.fromkeys(x["family"] for x in entries):
         cells = []
         for kind in KINDS:
-            good = [x for x in lines if x.family == family and x.quantile(kind, 0.5) <= WITHIN]
-            best = min(good, key=lambda x: x.nbytes, default=None)
+            own = [x for x in entries if x["family"] == family]
+            good = [x for x in own if x["errors"][kind]["median"] <= WITHIN]
+            best = min(good, key=lambda x: x["nbytes"], default=None)
             cells.append(
-                "none"
-                if best is None
-                else f"{best.nbytes / 1000:.0f} kB, {statistics.median(best.seconds):.2f} s"
+                f"{best['nbytes'] / 1000:.0f} kB, {best['seconds']:.2f} s" if best else "none"
             )
         text.append(f"| {family} | {' | '.join(cells)} |")
     return text
 
 
-def write(
-    out: Path, name: str, meta: dict[str, Any], lines: Sequence[Line], seeds: list[Any]
-) -> None:
-    """JSON and a Markdown page."""
+def write(out: Path, name: str, meta: dict[str, Any], entries: list[Entry], recorded: Any) -> None:
+    """JSON and a Markdown page; entries of other approximations that are there already stay."""
     out.mkdir(parents=True, exist_ok=True)
-    body = {"meta": meta, "lines": [line.to_json() for line in lines], "recorded": seeds}
-    text = json.dumps(body, indent=1, ensure_ascii=False)
-    (out / f"{name}.json").write_text(text + "\n")
+    path, commands = out / f"{name}.json", [meta["command"]]
+    if path.exists():
+        old = json.loads(path.read_text())
+        if all(old["meta"][key] == meta[key] for key in ("setup", "draws")):
+            new = {(x["family"], x["budget"]) for x in entries}
+            kept = [x for x in old["lines"] if (x["family"], x["budget"]) not in new]
+            entries = kept + entries
+            if kept:
+                commands = list(dict.fromkeys([*old["meta"]["commands"], *commands]))
+    meta = {"commands": commands, **{k: v for k, v in meta.items() if k != "command"}}
+    body = {"meta": meta, "lines": entries, "recorded": recorded}
+    path.write_text(json.dumps(body, indent=1, ensure_ascii=False) + "\n")
     page = [
         f"# Approximations of the quadratic form: {name}",
         "",
-        f"`{meta['command']}`",
+        *[f"    {command}" for command in commands],
         "",
-        f"{meta['parameters']:,} parameters, {meta['examples']:,} examples, {meta['seeds']} seeds, draws per "
-        f"seed: {meta['draws']}. |δᵀΩ̂δ − δᵀΩδ| / δᵀΩδ: median (90 % quantile) over directions, "
+        f"{meta['parameters']:,} parameters, {meta['examples']:,} examples, {meta['seeds']} seeds, draws "
+        f"per seed: {meta['draws']}. |δᵀΩ̂δ − δᵀΩδ| / δᵀΩδ: median (90 % quantile) over directions, "
         "seeds and draws. Seconds of one consolidation: processor time, one thread, median. "
         "What the directions are: `benchmarks/families.py`.",
         "",
-        *table(lines),
+        *table(entries),
         "",
         f"The smallest budget measured whose median error is at most {WITHIN:.0%}:",
         "",
-        *needed(lines),
+        *needed(entries),
         "",
     ]
     (out / f"{name}.md").write_text("\n".join(page))
 
 
 def run(
-    name: str, setup: Setup, out: Path, seeds: int, draws: int, budgets: Sequence[int]
-) -> list[Line]:
-    """Measure seed by seed; what is there is written after each."""
-    lines, recorded = list(candidates(budgets)), []
-    listed = " ".join(map(str, budgets))
+    name: str,
+    setup: Setup,
+    out: Path,
+    *,
+    seeds: int,
+    draws: int,
+    budgets: Sequence[int],
+    only: str = "",
+) -> None:
+    """Measure, then write."""
+    lines, recorded = list(candidates(budgets, only)), []
     for seed in range(seeds):
         start = time.process_time()
         problem = Problem(setup, seed)
         recorded.append(measure(problem, lines, draws))
         print(f"{name}: seed {seed}, {time.process_time() - start:.0f} s", flush=True)
-        meta = {
-            "command": f"OMP_NUM_THREADS=1 python benchmarks/families.py {name} --seeds {seeds} "
-            f"--draws {draws} --budgets {listed}",
-            "parameters": len(problem.anchor),
-            "examples": len(problem.one),
-            "seeds": seed + 1,
-            "draws": draws,
-            "setup": to_json(setup),
-            "machine": platform.machine(),
-            "load": round(os.getloadavg()[0], 1),
-            "torch": torch.__version__,
-            "date": time.strftime("%Y-%m-%d"),
-        }
-        write(out, name, meta, lines, recorded)
-    return lines
+    listed = " ".join(map(str, budgets))
+    meta = {
+        "command": f"OMP_NUM_THREADS=1 python benchmarks/families.py {name} --seeds {seeds} "
+        f"--draws {draws} --budgets {listed}" + (f" --only {only}" if only else ""),
+        "parameters": len(problem.anchor),
+        "examples": len(problem.one),
+        "seeds": seeds,
+        "draws": draws,
+        "setup": to_json(setup),
+        "load": round(os.getloadavg()[0], 1),
+        "torch": torch.__version__,
+        "date": time.strftime("%Y-%m-%d"),
+    }
+    write(out, name, meta, [line.to_json() for line in lines], recorded)
 
 
 def main() -> None:
@@ -327,10 +334,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--draws", type=int, default=1)
     parser.add_argument("--budgets", type=int, nargs="+", default=[5, 10, 25, 50])
-    chosen = parser.parse_args()
+    parser.add_argument("--only", default="", help="families with this in their name")
+    chosen = vars(parser.parse_args())
     torch.set_num_threads(1)
-    setup = SETUPS[chosen.setup]
-    run(chosen.setup, setup, chosen.out, chosen.seeds, chosen.draws, chosen.budgets)
+    name, out = chosen.pop("setup"), chosen.pop("out")
+    run(name, SETUPS[name], out, **chosen)
 
 
 if __name__ == "__main__":
