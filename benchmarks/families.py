@@ -119,7 +119,7 @@ class Line:
                 kind: {
                     "median": self.quantile(kind, 0.5),
                     "q90": self.quantile(kind, 0.9),
-                    "medians": [round(float(e.median()), 6) for e in self.errors[kind]],
+                    "medians": [float(f"{e.median():.3g}") for e in self.errors[kind]],
                 }
                 for kind in KINDS
             },

@@ -325,6 +325,18 @@ def test_nystrom_merges_in_any_order(size: int) -> None:
     close(left.dense(), reference.nystrom(total, size), 1e-9)
 
 
+def test_nystrom_reports_what_overflows_and_what_is_zero() -> None:
+    """Y squares the rows: float32 ends there before it ends for the rows."""
+    assert not bool(take(hf.Nystrom(size=2), torch.full((3, 4), 1e30)).trace().isfinite())
+    model = nn.Linear(4, 1, bias=False)
+    recipe = hf.Regularizer(hf.Custom(lambda outputs, batch: outputs[:, 0]), hf.Nystrom(size=2))
+    with pytest.raises(ValueError, match="NaN or inf entries in: weight"):
+        recipe.consolidate(model, [(torch.full((3, 4), 1e30),)], progress=False)
+    with pytest.warns(hf.ImportanceWarning, match="zero"):
+        penalty = recipe.consolidate(model, [(torch.zeros(3, 4),)], progress=False)
+    assert float(penalty(model).detach()) == 0
+
+
 def test_stacked_nystrom_is_the_sum_of_the_matrices() -> None:
     recipe = hf.Nystrom(size=2, merge="stack")
     a, b = (take(recipe, given(20, 9, seed)) for seed in range(2))
