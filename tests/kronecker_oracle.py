@@ -233,3 +233,48 @@ def merged(
             else:
                 put(out, place, torch.kron(G, A))
     return out
+
+
+def plus_low_rank(
+    correction: str, exact: Tensor, low: Tensor, products: Tensor, at: Places
+) -> Tensor:
+    """Products for what a low rank leaves of the exact matrix, and the low rank, all of them dense."""
+    out = (exact.diagonal() - low.diagonal()).clamp(min=0).diag()
+    for matrices in at.values():
+        if correction == "none":
+            left = take(exact, matrices).trace() - take(low, matrices).trace()
+            trace = take(products, matrices).trace()
+            share = left / trace if trace > 0 else left
+            put(out, matrices, share.clamp(min=1e-12) * take(products, matrices))
+            continue
+        for place in matrices:
+            values, U = torch.linalg.eigh(take(products, place))
+            values = values - (U.T @ take(low, place) @ U).diagonal()
+            put(out, place, U * values.clamp(min=0) @ U.T)
+    return out + low
+
+
+def merged_plus_low_rank(
+    correction: str, rank: int, terms: Sequence[Tensor], lows: Sequence[Tensor], at: Places
+) -> Tensor:
+    """One product per layer and ``rank`` rows for a weighted sum of products and low ranks."""
+    total, stacked = sum(terms, torch.zeros(())), sum(lows, torch.zeros(()))
+    low = reference.best_rank(stacked, rank)
+    dropped = stacked - low
+    out = total + dropped.diagonal().diag()
+    for matrices in at.values():
+        layer = torch.zeros_like(take(total, matrices))
+        start = 0
+        for place in matrices:
+            A, G = partial_traces(take(total, place), *place.shape)
+            U = torch.kron(torch.linalg.eigh(G)[1], torch.linalg.eigh(A)[1])
+            own = take(total + dropped, place)
+            block = (
+                U * (U.T @ own @ U).diagonal() @ U.T if correction == "eigen" else torch.kron(G, A)
+            )
+            layer[start : start + len(block), start : start + len(block)] = block
+            start += len(block)
+        if correction == "none":
+            layer *= 1 + take(dropped, matrices).trace() / layer.trace()
+        put(out, matrices, layer)
+    return out + low

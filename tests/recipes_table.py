@@ -69,6 +69,12 @@ APPROXIMATIONS: dict[str, dict[str, hf.Approximation]] = {
         "stack": hf.Kronecker(merge="stack"),
         "eigen": hf.Kronecker(correction="eigen"),
     },
+    "kronecker_plus_low_rank": {
+        "exact": hf.KroneckerPlusLowRank(rank=250),
+        "single": hf.KroneckerPlusLowRank(rank=2, group=1),
+        "eigen": hf.KroneckerPlusLowRank(rank=2, group=1, correction="eigen"),
+        "groups": hf.KroneckerPlusLowRank(rank=2, group=3, correction="eigen"),
+    },
 }
 
 
@@ -98,6 +104,7 @@ ORDERLESS = (
     "nystrom-exact",
     "kronecker",
     "kronecker-eigen",
+    "kronecker_plus_low_rank-exact",
 )
 # Importances whose rows do not depend on the order of the examples.
 ROW_ORDERLESS = [name for name in ALL_IMPORTANCES if name != "ewc-sampled"]
@@ -178,6 +185,13 @@ def approximate(
                 approximation, W, model, columns, importance, **where
             )
             return found / divisor
+        case hf.KroneckerPlusLowRank(correction=correction):
+            source = {"columns": columns, "importance": importance, "names": names}
+            where = {"divisor": divisor, "seed": seed, "task": task}
+            low = approximate(approximation.low_rank, W, model, **where)
+            products = approximate(approximation.kronecker, W, model, **where, **source)
+            at = kronecker_oracle.places(model, names)
+            return kronecker_oracle.plus_low_rank(correction, exact, low, products, at)
     raise NotImplementedError(f"no dense rule for {approximation!r}: add one")
 
 

@@ -28,6 +28,7 @@ SMALL: dict[str, hf.Approximation] = {
     "srht": hf.SRHT(size=2),
     "nystrom": hf.Nystrom(size=2),
     "kronecker": hf.Kronecker(),
+    "kronecker_plus_low_rank": hf.KroneckerPlusLowRank(rank=2, group=3),
 }
 every_approximation = pytest.mark.parametrize("approximation", SMALL.values(), ids=SMALL)
 

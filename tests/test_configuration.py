@@ -53,6 +53,9 @@ MEMBERS: dict[str, dict[str, Any]] = {
         "srht": hf.SRHT(size=7, block=8, merge="stack"),
         "nystrom": hf.Nystrom(size=7, seed=3, merge="stack"),
         "kronecker": hf.Kronecker(correction="eigen", merge="stack"),
+        "kronecker_plus_low_rank": hf.KroneckerPlusLowRank(
+            rank=7, group=3, shrink=True, correction="eigen", merge="stack"
+        ),
     },
     "history": {
         "moving_average": hf.MovingAverage(new=0.25, start="zero"),

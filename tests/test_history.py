@@ -54,6 +54,8 @@ EXACT = {
     ),
     "kronecker-stack": hf.Kronecker(merge="stack"),
     "kronecker-eigen-stack": hf.Kronecker(correction="eigen", merge="stack"),
+    "kronecker_plus_low_rank": hf.KroneckerPlusLowRank(rank=TASKS * EXAMPLES),
+    "kronecker_plus_low_rank-stack": hf.KroneckerPlusLowRank(rank=2, group=1, merge="stack"),
 }
 
 
@@ -163,6 +165,8 @@ def test_constant_memory() -> None:
         EXACT["full-dense"],
         hf.Kronecker(),
         hf.Kronecker(correction="eigen"),
+        hf.KroneckerPlusLowRank(rank=3),
+        hf.KroneckerPlusLowRank(rank=3, correction="eigen"),
         hf.Kronecker(merge="nearest"),
         hf.CountSketch(size=3),
         hf.LowRank(rank=3),

@@ -277,6 +277,17 @@ def test_the_matrix_of_a_grown_model(approximation: str) -> None:
             expected = reference.nystrom(0.5 * (wide + W.T @ W / 8), size, own)
         case hf.Kronecker():
             expected = kronecker_oracle.merged(chosen, expected, grown)
+        case hf.KroneckerPlusLowRank(rank=rank, correction=correction) if rank < 16:
+            assert isinstance(first.matrix, hf.SumMatrix)
+            products, low = (in_place(part.dense(), places, dim) for part in first.matrix.parts)
+            after = approximate(chosen.low_rank, W, grown, divisor=8, seed=SEED, task=1)
+            expected = kronecker_oracle.merged_plus_low_rank(
+                correction,
+                rank,
+                (0.5 * products, 0.5 * (new - after)),
+                (0.5 * low, 0.5 * after),
+                kronecker_oracle.places(grown),
+            )
     close(both.matrix.dense(), expected)
     assert both.space == hf.ParameterSpace.of(grown)
 

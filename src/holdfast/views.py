@@ -1,4 +1,4 @@
-"""Rows seen through a window: some of their columns, or with their squares added up on the way."""
+"""Rows seen through a window: some of their columns, or with their squares or lengths added up on the way."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -10,7 +10,7 @@ from torch import Tensor
 from holdfast.rows import RowBatch
 from holdfast.structure import LayerReader, LayerShape
 
-__all__ = ["PartialRows", "SquaredRows"]
+__all__ = ["PartialRows", "SquaredRows", "TracedRows"]
 
 
 class PartialRows(RowBatch):
@@ -80,6 +80,65 @@ class PartialRows(RowBatch):
     def like(self, columns: Sequence[Tensor], index: Tensor) -> "PartialRows":
         rows = self._rows.like(columns, index)
         return PartialRows(rows, self._chosen, self._ranges, self._room)
+
+
+class TracedRows(RowBatch):
+    """Rows whose squared length in every layer is added up when the layers are read.
+
+    Args:
+        rows: The rows.
+        traces: One number per layer, to be added to.
+    """
+
+    def __init__(self, rows: RowBatch, traces: Tensor) -> None:
+        self._rows, self._traces, self.index = rows, traces, rows.index
+
+    def blocks(self) -> Iterator[Tensor]:
+        return self._rows.blocks()
+
+    def add_signed_sum_(self, out: Tensor, signs: Tensor) -> None:
+        self._rows.add_signed_sum_(out, signs)
+
+    def read_layers(
+        self, layers: Sequence[LayerShape], reader: LayerReader, squares: Tensor
+    ) -> None:
+        self._rows.read_layers(layers, _Measured(reader, self._traces), squares)
+
+    @property
+    def columns(self) -> list[Tensor] | None:
+        return self._rows.columns
+
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        return self._rows.signature
+
+    def like(self, columns: Sequence[Tensor], index: Tensor) -> "TracedRows":
+        return TracedRows(self._rows.like(columns, index), self._traces)
+
+
+class _Measured:
+    """A reader of layers that measures what it hands on."""
+
+    def __init__(self, reader: LayerReader, traces: Tensor) -> None:
+        self._reader, self._traces = reader, traces
+
+    def pairs(self, layer: int, inputs: Tensor, gradients: Tensor) -> None:
+        self._traces[layer] += _squared_lengths(inputs, gradients)
+        self._reader.pairs(layer, inputs, gradients)
+
+    def rows(self, layer: int, rows: Tensor) -> None:
+        self._traces[layer] += rows.square().sum()
+        self._reader.rows(layer, rows)
+
+
+def _squared_lengths(inputs: Tensor, gradients: Tensor) -> Tensor:
+    r""":math:`\sum\lVert\sum_t g_t a_t^\top\rVert^2`, from the smaller of two ways to multiply."""
+    positions = inputs.shape[2]
+    if positions == 1:
+        return (inputs.square().sum(3) * gradients.square().sum(3)).sum()
+    if positions**2 <= inputs.shape[3] * gradients.shape[3]:
+        return ((inputs @ inputs.mT) * (gradients @ gradients.mT)).sum()
+    return (gradients.mT @ inputs).square().sum()
 
 
 class SquaredRows(RowBatch):

@@ -9,6 +9,7 @@ from holdfast.approximation.diagonal import Diagonal
 from holdfast.approximation.diagonal_plus_low_rank import DiagonalPlusLowRank
 from holdfast.approximation.full import Full
 from holdfast.approximation.kronecker import Kronecker
+from holdfast.approximation.kronecker_plus_low_rank import KroneckerPlusLowRank
 from holdfast.approximation.low_rank import LowRank
 from holdfast.approximation.nystrom import Nystrom
 from holdfast.approximation.osnap import OSNAP
@@ -28,6 +29,7 @@ __all__ = [
     "DiagonalPlusLowRank",
     "Full",
     "Kronecker",
+    "KroneckerPlusLowRank",
     "LowRank",
     "Nystrom",
     "Setting",
@@ -49,5 +51,6 @@ APPROXIMATIONS = register(
         "srht": SRHT,
         "nystrom": Nystrom,
         "kronecker": Kronecker,
+        "kronecker_plus_low_rank": KroneckerPlusLowRank,
     },
 )

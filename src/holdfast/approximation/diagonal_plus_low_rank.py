@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from holdfast.approximation.base import Approximation, Setting
@@ -13,6 +14,8 @@ from holdfast.rows import RowBatch
 from holdfast.views import SquaredRows
 
 __all__ = ["DiagonalPlusLowRank"]
+
+_COLUMNS = 2**15  # columns of dropped rows at a time
 
 
 @dataclass(frozen=True)
@@ -79,9 +82,13 @@ class DiagonalPlusLowRank(Approximation):
         values = diagonal.diagonal() + more.diagonal()
         factor, e = stack(low, e, other)
         if self.merge == "rows" and len(factor.factor) > self.rank:
-            (factor, e), dropped = truncated(factor, e, self.rank, self.shrink)
-            values += dropped.squares
+            factor, e, dropped = truncated(factor, e, self.rank, self.shrink)
+            turned = torch.zeros_like(values)
+            for first in range(0, len(values), _COLUMNS):
+                part = slice(first, first + _COLUMNS)
+                rows = dropped.columns(part)
+                values[part] += rows.square().sum(0)
+                turned[part] = dropped.steps @ rows.pow(3)
             if pull:
-                b, k = pull
-                pull = b.to(values.dtype) + dropped.pull, k + dropped.constant
+                pull = pull[0].to(values.dtype) + turned, pull[1] + dropped.e.square().sum()
         return SumMatrix([DiagonalMatrix(values), factor]), (*pull, *e)

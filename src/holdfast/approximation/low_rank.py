@@ -40,45 +40,39 @@ def rotate(
 
 @dataclass(frozen=True)
 class Dropped:
-    r"""What truncation takes from :math:`\lVert F\delta + e\rVert^2`, as a diagonal with an offset.
+    r"""The rows that truncation takes from :math:`\lVert F\delta + e\rVert^2`, written out where asked for.
 
-    A row that held :math:`(f^\top\delta + e)^2` becomes :math:`\sum_i f_i^2(\delta_i + d_i)^2`, d being the
-    shortest vector with :math:`f^\top d = e`, plus what keeps the value at δ = 0. The linear term of the row
-    itself would pull too far: a diagonal is much weaker along f than the row was.
+    What holds them instead is much weaker along a row f than the row was, so that the row's own linear term
+    would pull too far. It should pull to the nearest point that the row allowed, :math:`-f e/\lVert
+    f\rVert^2`, and add :math:`e^2` at δ = 0.
     """
 
-    squares: Tensor  # Σ f∘f
-    pull: Tensor  # Σ f∘f∘d
-    constant: Tensor  # Σ e²
+    factor: Tensor  # F
+    rotation: Tensor  # the rows that are dropped, in terms of those of F
+    e: Tensor
+    steps: Tensor  # e / ‖f‖²
+
+    def columns(self, part: slice) -> Tensor:
+        """Some columns of the dropped rows."""
+        return self.rotation @ self.factor[:, part]
 
 
 def truncated(
     matrix: FactoredMatrix, offset: Offset, keep: int, shrink: bool = False
-) -> tuple[tuple[FactoredMatrix, Offset], Dropped]:
+) -> tuple[FactoredMatrix, Offset, Dropped]:
     """What :func:`rotate` returns, and what it drops: all of it, nothing is counted twice."""
     F = matrix.factor
     values, vectors, shares = _shares(matrix.gram(), keep, shrink)
     some = shares < 1
-    kept = vectors[:, :keep] * shares[:keep].sqrt()
-    rest = vectors[:, some] * (1 - shares[some]).sqrt()
+    kept = (vectors[:, :keep] * shares[:keep].sqrt()).T
+    lost = (vectors[:, some] * (1 - shares[some]).sqrt()).T
     e = offset[0].to(values.dtype) if offset else values.new_zeros(len(F))
-    lost_e = rest.T @ e
     # rows that are rounding alone must not be divided by their length
     lengths = (values * (1 - shares))[some].clamp(min=float(values[0]) * 1e-12 + 1e-300)
-    slope = (lost_e / lengths).to(F.dtype).unsqueeze(1)
-    rows = F.new_empty(keep, matrix.dim)
-    squares, pull = F.new_empty(matrix.dim), F.new_zeros(matrix.dim)
-    up, down = kept.T.to(F.dtype), rest.T.to(F.dtype)
-    for first in range(0, matrix.dim, _COLUMNS):
-        part = slice(first, first + _COLUMNS)
-        rows[:, part] = up @ F[:, part]
-        lost = down @ F[:, part]
-        squares[part] = lost.square().sum(0)
-        if offset:
-            pull[part] = (lost.pow(3) * slope).sum(0)
-    rotated = tuple((kept.T @ e).to(part.dtype) for part in offset)
-    dropped = Dropped(squares, pull, lost_e.square().sum().to(F.dtype))
-    return (FactoredMatrix(rows), rotated), dropped
+    steps = (lost @ e) / lengths
+    dropped = Dropped(F, *(t.to(F.dtype) for t in (lost, lost @ e, steps)))
+    rotated = tuple((kept @ e).to(part.dtype) for part in offset)
+    return FactoredMatrix(kept.to(F.dtype) @ F), rotated, dropped
 
 
 def _leading(gram: Tensor, keep: int, shrink: bool) -> tuple[Tensor, Tensor]:
