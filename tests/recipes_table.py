@@ -166,13 +166,25 @@ def approximate(
             )
             return low + (exact.diagonal() - low.diagonal()).clamp(min=0).diag()
         case hf.Composite(parts=parts):
-            found = reference.columns_by_pattern(model, [p for p, _ in parts], names)
+            patterns = [pattern for pattern, _ in parts]
+            groups = reference.names_by_pattern(model, patterns, names)
+            found = reference.columns_by_pattern(model, patterns, names)
             total = torch.zeros_like(exact)
-            for place, (at, (_, member)) in enumerate(zip(found, parts, strict=True)):
-                if len(at):
+            for place, (at, group, (_, member)) in enumerate(
+                zip(found, groups, parts, strict=True)
+            ):
+                if group:
                     own = reference.part_seed(seed, task, place)
                     total[at[:, None], at] = approximate(
-                        member, W[:, at], model, divisor=divisor, seed=own, task=task
+                        member,
+                        W[:, at],
+                        model,
+                        divisor=divisor,
+                        seed=own,
+                        task=task,
+                        columns=columns,
+                        importance=importance,
+                        names=group,
                     )
             return total
         case hf.Nystrom(size=size, seed=own):

@@ -47,19 +47,28 @@ def part_seed(seed: int, task: int, place: int) -> int:
 def columns_by_pattern(
     model: nn.Module, patterns: Sequence[str], names: Sequence[str] | None = None
 ) -> list[Tensor]:
-    """Where the entries of each pattern lie: a parameter goes to the first that fits name or class."""
-    named = dict(model.named_parameters())
-    if names is None:
-        names = [name for name, p in named.items() if p.requires_grad]
-    found: list[list[int]] = [[] for _ in patterns]
-    at = 0
-    for name in names:
-        path, _, _ = name.rpartition(".")
-        kind = type(model.get_submodule(path)).__name__
-        fits = [k for k, p in enumerate(patterns) if fnmatch(name, p) or fnmatch(kind, p)]
-        found[fits[0]] += range(at, at + named[name].numel())
+    """Where the entries of each pattern lie in the columns of the named (or trained) parameters."""
+    named, at, places = dict(model.named_parameters()), 0, {}
+    for name in [n for n, p in named.items() if p.requires_grad] if names is None else names:
+        places[name] = torch.arange(at, at + named[name].numel())
         at += named[name].numel()
-    return [torch.tensor(columns, dtype=torch.int64) for columns in found]
+    none = torch.zeros(0, dtype=torch.int64)
+    found = names_by_pattern(model, patterns, list(places))
+    return [torch.cat([none, *(places[name] for name in group)]) for group in found]
+
+
+def names_by_pattern(
+    model: nn.Module, patterns: Sequence[str], names: Sequence[str] | None = None
+) -> list[list[str]]:
+    """The parameters of each pattern: one goes to the first that fits its name or its layer's class."""
+    if names is None:
+        names = [name for name, p in model.named_parameters() if p.requires_grad]
+    found: list[list[str]] = [[] for _ in patterns]
+    for name in names:
+        kind = type(model.get_submodule(name.rpartition(".")[0])).__name__
+        fits = [k for k, p in enumerate(patterns) if fnmatch(name, p) or fnmatch(kind, p)]
+        found[fits[0]].append(name)
+    return found
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:

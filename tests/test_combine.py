@@ -308,6 +308,12 @@ GROUPS = {
     "classes": {"Conv2d": hf.Full(), "Linear": hf.LowRank(rank=4, group=1), "*": hf.Diagonal()},
     "pattern": {"Conv?d": hf.Full(), "*.bias": hf.Diagonal(), "*": hf.BlockDiagonal(size=5)},
     "first": {"*.bias": hf.LowRank(rank=2, group=3), "Linear": hf.Full(), "*": hf.Diagonal()},
+    "products": {"Linear": hf.Kronecker(), "*": hf.LowRank(rank=3, group=1)},
+    "no bias": {"*.bias": hf.Diagonal(), "*": hf.Kronecker()},
+    "corrected": {
+        "conv.*": hf.Kronecker(correction="eigen"),
+        "*": hf.KroneckerPlusLowRank(rank=2, group=1),
+    },
     "nested": {
         "Linear": hf.Composite({"*.bias": hf.Full(), "*": hf.CountSketch(size=2)}),
         "*": hf.DiagonalPlusLowRank(rank=2, group=3),
@@ -322,6 +328,11 @@ CELLS = [
     ("pattern", "conv"),
     ("first", "conv"),
     ("first", "transformer"),
+    ("products", "conv"),
+    ("products", "transformer"),
+    ("no bias", "conv"),
+    ("no bias", "transformer"),
+    ("corrected", "conv"),
 ]
 
 
@@ -330,7 +341,8 @@ def test_groups_of_parameters(groups: str, case: str) -> None:
     """Each member on its own columns, with randomness of its own; nothing between groups."""
     recipe = hf.Composite(GROUPS[groups])
     penalty, W, model = consolidated(recipe, case)
-    expected = approximate(recipe, W, model, divisor=COUNT, seed=SEED)
+    source = {"columns": CASES[case].columns(COUNT), "importance": hf.EWC()}
+    expected = approximate(recipe, W, model, divisor=COUNT, seed=SEED, **source)
     close(penalty.matrix.dense(), expected)
     columns = reference.columns_by_pattern(model, list(GROUPS[groups]))
     sizes = [len(at) for at in columns if len(at)]

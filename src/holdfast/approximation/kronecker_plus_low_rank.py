@@ -40,6 +40,10 @@ class KroneckerPlusLowRank(Approximation):
     and the diagonal in that basis is exactly that of Ω. Parameters without a product get the diagonal of
     :math:`\Omega - F^\top F`. Nothing becomes negative for ``group=1``; with groups it is clamped at zero.
 
+    On five small perceptrons (20-32-16-5, 500 examples, rank 5, ``group=1``) the penalty at the parameters
+    after another task was off by 5 % on average (8 % with "eigen"), that of the low rank alone by 27 %, of
+    :class:`DiagonalPlusLowRank` by 23 %, and of the products alone by a factor of six.
+
     Args:
         rank: Rows of F.
         group: Rows per sum; see :class:`LowRank`.
