@@ -15,6 +15,7 @@ from holdfast.jobs import RunExperiment, kind_of
 from holdfast.parameters import ParameterSpace
 from holdfast.recipes import Recipe, Request, Score
 from holdfast.results import BrokenResult
+from holdfast.structure import layer_shapes
 from holdfast.sweep import Estimator, Summary, sweep
 
 __all__ = ["check_writable", "explain", "memory_note", "reproduce"]
@@ -80,8 +81,10 @@ def memory_note(experiments: Iterable[Experiment], processes: int) -> str | None
         if recipe is None or key in seen:
             continue
         seen.add(key)
-        space = ParameterSpace.of(experiment.model.build(0), recipe.include, recipe.exclude)
-        needed = recipe.approximation.nbytes(Setting(space, Draw(0)))
+        model = experiment.model.build(0)
+        space = ParameterSpace.of(model, recipe.include, recipe.exclude)
+        setting = Setting(space, Draw(0), layers=layer_shapes(model, space))
+        needed = recipe.approximation.nbytes(setting)
         if needed > largest:
             largest, which = needed, f"{recipe.approximation!r} of {space.dim:,} parameters"
     if largest < WORTH_SAYING:

@@ -14,6 +14,7 @@ from holdfast.report import sections as generic
 from holdfast.report.blocks import Figure, Section
 from holdfast.report.cifar100 import cifar100_sections
 from holdfast.report.comparison import printed
+from holdfast.report.frontier import frontier_sections
 from holdfast.report.loading import Study, read
 from holdfast.report.measures import finals, summary
 from holdfast.report.permuted_mnist import permuted_mnist_sections
@@ -27,6 +28,7 @@ SECTIONS: dict[str, Callable[[Study], list[Section]]] = {
     "toy": toy_sections,
     "permuted-mnist": permuted_mnist_sections,
     "cifar100": cifar100_sections,
+    "frontier": frontier_sections,
 }
 
 

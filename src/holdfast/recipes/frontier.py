@@ -1,0 +1,143 @@
+"""Accuracy against memory: every approximation at every budget, tuned alike, on the same streams."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
+
+from holdfast.approximation import (
+    Approximation,
+    BlockDiagonal,
+    CountSketch,
+    Diagonal,
+    DiagonalPlusLowRank,
+    Kronecker,
+    KroneckerPlusLowRank,
+    LowRank,
+)
+from holdfast.configuration import lookup
+from holdfast.data import mnist
+from holdfast.experiment import Experiment
+from holdfast.history import Sum
+from holdfast.importance import EWC
+from holdfast.jobs import Job, RunExperiment
+from holdfast.models import MLP
+from holdfast.recipes.cells import Cell, plan
+from holdfast.recipes.recipe import Recipe, Request, Score
+from holdfast.recipes.tuning import SEEDS, Tuning
+from holdfast.regularizer import Regularizer
+from holdfast.streams import PermutedMNIST, Toy
+from holdfast.training import Training
+
+__all__ = ["FrontierRecipe"]
+
+LENGTH = {"ten-tasks": 10, "twenty-tasks": 20, "fifty-tasks": 50}
+BUDGETS = (5, 10, 25)  # floats per parameter beside 1 (diagonal) and 50 (the paper's sketch)
+BLOCK_EXAMPLES = 10_000  # blocks need rows of single examples, which cost 50 times a sketch
+
+
+class FrontierRecipe(Recipe):
+    """What is best at every memory budget: EWC, all tasks summed, the latest anchor."""
+
+    name: ClassVar[str] = "frontier"
+    summary: ClassVar[str] = "accuracy against memory: every approximation at every budget"
+    presets: ClassVar[Mapping[str, str]] = {
+        "ten-tasks": "ten permutations of MNIST, one epoch a task, λ chosen on validation data",
+        "twenty-tasks": "the strongest of them on twenty permutations, λ chosen again",
+        "fifty-tasks": "the strongest of them on fifty permutations, λ chosen again",
+        "toy": "the five tasks in the plane, λ chosen on validation data",
+    }
+
+    def example(self, preset: str, smoke: bool = False) -> Experiment:
+        lookup(f"preset of {self.name}", self.presets, preset)
+        return _held(_base(preset, smoke), Kronecker())
+
+    def jobs(self, request: Request, score: Score) -> Sequence[Job]:
+        wanted: dict[str, Experiment] = {}
+        groups = {preset: list(_groups(preset, request)) for preset in request.presets}
+        for index in range(max(map(len, groups.values()))):  # the strongest of all presets first
+            for own in groups.values():
+                if index < len(own) and (index == 0 or request.extras):
+                    runs = plan(own[index], range(request.seeds), score)
+                    wanted |= {run.id: run for run in runs}
+        return [RunExperiment(run) for run in wanted.values()]
+
+
+def _groups(preset: str, request: Request) -> Iterator[list[Cell]]:
+    """The cells of a preset, the most important first."""
+    base, smoke = _base(preset, request.smoke), request.smoke
+    ends = [Cell(base)]
+    if preset in ("toy", "ten-tasks"):  # longer streams learn thousands of epochs at once
+        ends.append(Cell(dataclasses.replace(base, mode="joint")))
+    tiers = _tiers() if preset in ("toy", "ten-tasks") else [_strongest()]
+    tiers = [_strongest()[:2]] if smoke else tiers
+    for index, tier in enumerate(tiers):
+        cells = [_tuned(base, approximation, smoke) for approximation in tier]
+        yield [cell.adjusted(request) for cell in (cells + ends if index == 0 else cells)]
+
+
+def _strongest() -> list[Approximation]:
+    """What is compared on every stream, from few floats per parameter to many."""
+    return [
+        Kronecker(),
+        KroneckerPlusLowRank(rank=2),
+        Diagonal(),
+        LowRank(50),
+        CountSketch(50),
+    ]
+
+
+def _tiers() -> list[list[Approximation]]:
+    """Every approximation at every budget; a part of a sum costs its share of it."""
+    together: list[Approximation] = [
+        Kronecker(correction="eigen"),
+        Kronecker(merge="stack"),
+        KroneckerPlusLowRank(rank=7),
+        DiagonalPlusLowRank(rank=49),
+    ]
+    sizes: list[Approximation] = []
+    for budget in BUDGETS:
+        sizes += [LowRank(budget), CountSketch(budget), DiagonalPlusLowRank(rank=budget - 1)]
+    blocks: list[Approximation] = [BlockDiagonal(budget) for budget in (*BUDGETS, 50)]
+    return [_strongest(), together, sizes, blocks]
+
+
+def _base(preset: str, smoke: bool) -> Experiment:
+    """A run without a regularizer."""
+    if preset == "toy":
+        stream, training = Toy(), Training(epochs=250, batch_size=100, lr=1e-3)
+        if smoke:
+            stream = Toy(train=100, validation=100, test=100)
+            training = dataclasses.replace(training, epochs=2)
+        return Experiment("frontier", preset, stream, MLP((2, 128, 64, 2)), training)
+    digits = PermutedMNIST(length=LENGTH[preset])
+    model = MLP((784, 1024, 512, 256, 10), bias=False, init="xavier")
+    if smoke:
+        digits = dataclasses.replace(
+            digits,
+            source="generated" if mnist.missing() else "mnist",
+            length=2,
+            validation=100,
+            train_size=200,
+            test_size=100,
+        )
+        model = MLP((784, 16, 10), bias=False, init="xavier")
+    # One epoch at the paper's 10⁻⁴ would not learn a task.
+    return Experiment("frontier", preset, digits, model, Training(epochs=1, lr=5e-4))
+
+
+def _held(base: Experiment, approximation: Approximation) -> Experiment:
+    """A run with a regularizer."""
+    if isinstance(approximation, BlockDiagonal) and isinstance(base.stream, PermutedMNIST):
+        base = dataclasses.replace(base, limit=BLOCK_EXAMPLES)
+    regularizer = Regularizer(EWC(), approximation, history=Sum())
+    return dataclasses.replace(base, regularizer=regularizer)
+
+
+def _tuned(base: Experiment, approximation: Approximation, smoke: bool) -> Cell:
+    """A method whose strength is searched for: factors of √10, growing until the best lies inside."""
+    method = _held(base, approximation)
+    if smoke:
+        return Cell(method, Tuning(method, range(6, 7), SEEDS[:1], widest=(6, 6)))
+    if isinstance(base.stream, Toy):
+        return Cell(method, Tuning(method))
+    return Cell(method, Tuning(method, range(4, 9), SEEDS[:1]))  # one seed: a search takes hours

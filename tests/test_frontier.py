@@ -1,0 +1,102 @@
+"""The frontier: the same rules for every approximation, and a report that sets accuracy against memory."""
+
+import collections
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from holdfast import report, results
+from holdfast.approximation import BlockDiagonal
+from holdfast.experiment import Experiment
+from holdfast.jobs import RunExperiment
+from holdfast.recipes import RECIPES, Request
+from holdfast.streams import PermutedMNIST
+
+FRONTIER = RECIPES["frontier"]
+
+
+@pytest.fixture(autouse=True)
+def _no_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOLDFAST_DATA", str(tmp_path / "nothing"))
+
+
+def middle(experiment: Experiment) -> float:
+    """A search that finds its best inside the grid."""
+    assert experiment.regularizer is not None
+    return 1 / (1 + abs(experiment.regularizer.strength - 1e3))
+
+
+def runs(preset: str, **options: object) -> list[Experiment]:
+    jobs = FRONTIER.jobs(Request((preset,), **options), middle)  # type: ignore[arg-type]
+    return [job.experiment for job in jobs if isinstance(job, RunExperiment)]
+
+
+@pytest.mark.parametrize("preset", FRONTIER.presets)
+def test_every_method_has_the_same_budget_of_tuning_and_seeds(preset: str) -> None:
+    tuning: dict[object, list[float]] = collections.defaultdict(list)
+    reported: dict[object, set[int]] = collections.defaultdict(set)
+    for e in runs(preset, seeds=3):
+        if e.regularizer is None:
+            continue
+        if e.role == "tune":
+            assert e.seed >= 100
+            tuning[e.regularizer.approximation].append(e.regularizer.strength)
+        else:
+            reported[e.regularizer.approximation].add(e.seed)
+    assert tuning.keys() == reported.keys()
+    assert len({tuple(sorted(strengths)) for strengths in tuning.values()}) == 1
+    assert all(seeds == {0, 1, 2} for seeds in reported.values())
+
+
+def test_the_methods_differ_in_the_approximation_alone() -> None:
+    for preset in FRONTIER.presets:
+        rest = {
+            dataclasses.replace(e, regularizer=None, limit=None)
+            for e in runs(preset)
+            if e.role == "report" and e.mode == "sequential"
+        }
+        assert len({dataclasses.replace(e, seed=0) for e in rest}) == 1
+        for e in runs(preset):
+            blocks = e.regularizer is not None and isinstance(
+                e.regularizer.approximation, BlockDiagonal
+            )
+            assert (e.limit is not None) == (blocks and isinstance(e.stream, PermutedMNIST))
+
+
+def test_every_approximation_at_every_budget() -> None:
+    methods = [e.regularizer.approximation for e in runs("ten-tasks", seeds=1) if e.regularizer]
+    assert len(set(methods)) == 22
+    families = collections.Counter(type(method).__name__ for method in set(methods))
+    assert families == {
+        "Kronecker": 3,
+        "KroneckerPlusLowRank": 2,
+        "Diagonal": 1,
+        "LowRank": 4,
+        "CountSketch": 4,
+        "DiagonalPlusLowRank": 4,
+        "BlockDiagonal": 4,
+    }
+
+
+def test_from_runs_to_the_page(tmp_path: Path) -> None:
+    out = tmp_path / "frontier"
+
+    def score(experiment: Experiment) -> float | None:
+        return 0.5 if results.path_of(out, experiment).exists() else None
+
+    for _ in range(2):  # searches first, then what they decide
+        for job in FRONTIER.jobs(Request(("toy", "ten-tasks"), seeds=2, smoke=True), score):
+            if not job.done(out):
+                job.run(out, lambda _: None)
+    rows = report.rows(out)
+    assert {row["approximation"] for row in rows} == {"kronecker", "kronecker_plus_low_rank"}
+    page = report.write(out).read_text()
+    assert "Five tasks in the plane" in page
+    assert "Ten permutations of MNIST" in page
+    assert "Li et al." not in page
+    text = (out / "report.md").read_text()
+    assert "| EWC · Kronecker + rank 2 |" in text
+    assert "The preset `fifty-tasks` was not run." in text
+    assert (out / "figures" / "frontier-toy.svg").exists()
+    assert (out / "figures" / "frontier-seconds-ten-tasks.png").exists()
