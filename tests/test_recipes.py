@@ -102,6 +102,8 @@ def test_what_the_paper_did_not_show() -> None:
         for approximation in ("diagonal", "count_sketch"):
             for way in (("Sum", "latest"), ("Mean", "latest"), ("MovingAverage", "each")):
                 assert (importance, approximation, *way) in shown
+    restarted = [cell(e) for e in extras if e.training.reset == "epoch"]
+    assert restarted == [("ewc", "diagonal"), ("ewc", "count_sketch"), ("ewc", "full")]
     originals = [
         (cell(e)[0], e.original_diagonal)
         for e in beside("original-code")

@@ -8,6 +8,7 @@ from holdfast.report.settings import Setting
 
 __all__ = ["headlines", "primaries"]
 
+_RESET = {"original-code": "epoch"}  # when Adam starts anew; with every task elsewhere
 _ORIGINAL_BLOCK = {"ewc": 10}  # the original code passed a block size for MAS alone
 _PAPER_SIZE = {
     "block_diagonal": ("size", 50),
@@ -37,6 +38,7 @@ def _distance(setting: Setting, tuned: dict[str, Selection]) -> tuple[Any, ...]:
         parameters.get("copies", 1) != 1,
         setting.history != "moving_average",
         setting.anchor != "latest",
+        setting.experiment.get("training", {}).get("reset") != _RESET.get(setting.preset, "task"),
         diagonal,
         selection is not None and selection.chosen != setting.strength,
         -int(setting.experiment.get("training", {}).get("epochs", 0)),
