@@ -61,10 +61,10 @@ SETUPS = {
         strength=1e3,
     ),
     "mnist": Setup(
-        STREAMS["permuted_mnist"](length=2, train_size=2000),
-        MLP((784, 32, 10)),
+        STREAMS["permuted_mnist"](length=2, train_size=1000),
+        MLP((784, 16, 10)),
         Training(epochs=20),
-        Training(epochs=20),
+        Training(epochs=10),
         strength=1e3,
     ),
 }
@@ -304,27 +304,27 @@ def run(
     budgets: Sequence[int],
     only: str = "",
 ) -> None:
-    """Measure, then write."""
+    """Measure seed by seed; what is there is written after each."""
     lines, recorded = list(candidates(budgets, only)), []
+    listed = " ".join(map(str, budgets)) + (f" --only {only}" if only else "")
     for seed in range(seeds):
         start = time.process_time()
         problem = Problem(setup, seed)
         recorded.append(measure(problem, lines, draws))
         print(f"{name}: seed {seed}, {time.process_time() - start:.0f} s", flush=True)
-    listed = " ".join(map(str, budgets))
-    meta = {
-        "command": f"OMP_NUM_THREADS=1 python benchmarks/families.py {name} --seeds {seeds} "
-        f"--draws {draws} --budgets {listed}" + (f" --only {only}" if only else ""),
-        "parameters": len(problem.anchor),
-        "examples": len(problem.one),
-        "seeds": seeds,
-        "draws": draws,
-        "setup": to_json(setup),
-        "load": round(os.getloadavg()[0], 1),
-        "torch": torch.__version__,
-        "date": time.strftime("%Y-%m-%d"),
-    }
-    write(out, name, meta, [line.to_json() for line in lines], recorded)
+        meta = {
+            "command": f"OMP_NUM_THREADS=1 python benchmarks/families.py {name} --seeds {seeds} "
+            f"--draws {draws} --budgets {listed}",
+            "parameters": len(problem.anchor),
+            "examples": len(problem.one),
+            "seeds": seed + 1,
+            "draws": draws,
+            "setup": to_json(setup),
+            "load": round(os.getloadavg()[0], 1),
+            "torch": torch.__version__,
+            "date": time.strftime("%Y-%m-%d"),
+        }
+        write(out, name, meta, [line.to_json() for line in lines], recorded)
 
 
 def main() -> None:
