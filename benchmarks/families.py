@@ -15,6 +15,7 @@ import argparse
 import dataclasses
 import json
 import os
+import shlex
 import statistics
 import time
 from collections import defaultdict
@@ -82,6 +83,7 @@ FAMILIES: dict[str, Recipe] = {
     "CountSketch into Frequent Directions": lambda t: hf.LowRank(t, shrink=True),
     "Frequent Directions": lambda t: hf.LowRank(t, group=1, shrink=True),
     "diagonal plus low rank, row by row": lambda t: hf.DiagonalPlusLowRank(t, group=1),
+    "Kronecker plus low rank, row by row": lambda t: hf.KroneckerPlusLowRank(t, group=1),
     "blocks": lambda t: hf.BlockDiagonal(t),
 }
 # Without a budget of one's choice.
@@ -306,7 +308,7 @@ def run(
 ) -> None:
     """Measure seed by seed; what is there is written after each."""
     lines, recorded = list(candidates(budgets, only)), []
-    listed = " ".join(map(str, budgets)) + (f" --only {only}" if only else "")
+    listed = " ".join(map(str, budgets)) + (f" --only {shlex.quote(only)}" if only else "")
     for seed in range(seeds):
         start = time.process_time()
         problem = Problem(setup, seed)
