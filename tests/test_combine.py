@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 import holdfast as hf
 import reference
+from holdfast import memory
 from holdfast import penalty as penalty_module
-from holdfast.analysis import inner
+from holdfast.analysis import inner, largest_eigenvalue
 from holdfast.configuration import from_json, to_json
 from holdfast.gradients import Gradients
 from holdfast.hashing import Draw
@@ -113,6 +114,46 @@ def test_inner_products_with_sums() -> None:
     for a, b in itertools.product([diagonal, factored(6, seed=2), total, parts], repeat=2):
         expected = float((a.dense() * b.dense()).sum())
         assert inner(a, b) == pytest.approx(expected)
+
+
+def big_sum(scale: float) -> hf.SumMatrix:
+    """More entries than are ever written out; F has one direction that stands out, or none."""
+    F = torch.randn(3, 3000, dtype=DOUBLE) / 50
+    F[0] *= scale
+    return hf.SumMatrix([hf.DiagonalMatrix(torch.rand(3000, dtype=DOUBLE)), hf.FactoredMatrix(F)])
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 20.0])
+def test_the_largest_eigenvalue_of_what_is_not_written_out(scale: float) -> None:
+    """By iteration, also where it hardly stands out from the others."""
+    total = big_sum(scale)
+    values = torch.linalg.eigvalsh(total.dense())
+    assert largest_eigenvalue(total) == pytest.approx(float(values[-1]), rel=1e-3)
+    parts = hf.PartsMatrix([total, factored(4)], [[(0, 2), (6, 3004)], [(2, 6)]], 3005)
+    alone = float(torch.linalg.eigvalsh(factored(4).dense())[-1])
+    expected = max(float(values[-1]), alone)
+    assert largest_eigenvalue(parts) == pytest.approx(expected, rel=1e-3)
+    trace = float(total.trace()) + float(factored(4).trace())
+    assert hf.stable_rank(parts) == pytest.approx(trace / expected, rel=1e-3)
+    squares = float(values.square().sum() + factored(4).dense().square().sum())
+    found = hf.stable_rank(parts, "frobenius")
+    assert found == pytest.approx(squares / expected**2, rel=2e-3)
+
+
+def test_the_largest_eigenvalue_of_a_zero_matrix() -> None:
+    assert largest_eigenvalue(0.0 * big_sum(1.0)) == 0
+    with pytest.raises(ValueError, match="the matrix is zero"):
+        hf.stable_rank(0.0 * big_sum(1.0))
+
+
+def test_the_spectrum_of_parts_and_of_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = hf.PartsMatrix([factored(3), factored(2, 1, 1)], [[(0, 1), (3, 5)], [(1, 3)]], 6)
+    expected = torch.linalg.eigvalsh(parts.dense()).flip(0).clamp(min=0)
+    torch.testing.assert_close(hf.spectrum(parts), expected)
+    monkeypatch.setattr(memory, "available", lambda device: 10**6)
+    with pytest.raises(MemoryError, match=r"all of SumMatrix.* needs 72 MB.*largest_eigenvalue"):
+        hf.spectrum(big_sum(1.0))
+    assert hf.stable_rank(big_sum(1.0)) > 0
 
 
 @pytest.mark.parametrize("anchor", ["latest", "each"])

@@ -5,6 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from holdfast import memory
 from holdfast.matrices import (
     BlockDiagonalMatrix,
     DiagonalMatrix,
@@ -15,8 +16,11 @@ from holdfast.matrices import (
     SumMatrix,
     kronecker_sums,
 )
+from holdfast.matrices.nested import NestedMatrix
 
-__all__ = ["frobenius_error", "inner", "spectrum", "stable_rank"]
+__all__ = ["frobenius_error", "inner", "largest_eigenvalue", "spectrum", "stable_rank"]
+
+_SMALL = 2048  # entries a side up to which a matrix may be written out
 
 
 def inner(a: PSDMatrix, b: PSDMatrix) -> float:
@@ -74,9 +78,50 @@ def spectrum(matrix: PSDMatrix) -> Tensor:
         values = torch.cat([torch.linalg.eigvalsh(s.double()).flatten() for s in matrix.stacks])
     elif isinstance(matrix, KroneckerMatrix):
         values = torch.cat([matrix.rest.double(), *(b.spectrum() for b in matrix.blocks)])
+    elif isinstance(matrix, PartsMatrix):
+        values = torch.cat([spectrum(part) for part in matrix.parts])
+        values = torch.cat([values, values.new_zeros(matrix.dim - len(values))])
     else:
+        advice = (
+            "largest_eigenvalue, trace and frobenius_error need no more memory than the matrix"
+        )
+        memory.require(f"all of {matrix!r}", 8 * matrix.dim**2, matrix.device, advice)
         values = torch.linalg.eigvalsh(matrix.dense().double())
     return values.clamp(min=0).sort(descending=True).values
+
+
+def largest_eigenvalue(matrix: PSDMatrix) -> float:
+    """λ₁; by Lanczos iterations where all eigenvalues would need the matrix written out."""
+    if isinstance(matrix, PartsMatrix):
+        return max(largest_eigenvalue(part) for part in matrix.parts)
+    stacked = isinstance(matrix, KroneckerMatrix) and matrix.terms > 1
+    if matrix.dim > _SMALL and (stacked or isinstance(matrix, SumMatrix)):
+        return _lanczos(matrix)
+    return float(spectrum(matrix)[0])
+
+
+def _lanczos(matrix: PSDMatrix, steps: int = 200, tolerance: float = 1e-9) -> float:
+    """The largest Ritz value; without reorthogonalisation, which only the other ones would need."""
+    generator = torch.Generator().manual_seed(0)
+    v = torch.randn(matrix.dim, generator=generator, dtype=torch.float64).to(matrix.device)
+    v, before, beta, largest = v / v.norm(), torch.zeros_like(v), 0.0, 0.0
+    diagonal: list[float] = []
+    beside: list[float] = []
+    for _ in range(min(steps, matrix.dim)):
+        w = (matrix @ v).double() - beta * before
+        diagonal.append(float(w @ v))
+        w -= diagonal[-1] * v
+        T = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
+        off = torch.tensor(beside, dtype=torch.float64)
+        T += torch.diag(off, 1) + torch.diag(off, -1) if beside else 0
+        found = float(torch.linalg.eigvalsh(T)[-1])
+        beta = float(w.norm())
+        if found - largest <= tolerance * found or beta <= tolerance * found:
+            return max(found, 0.0)
+        largest = found
+        beside.append(beta)
+        v, before = w / beta, v
+    return largest
 
 
 def stable_rank(matrix: PSDMatrix, definition: Literal["trace", "frobenius"] = "trace") -> float:
@@ -90,10 +135,12 @@ def stable_rank(matrix: PSDMatrix, definition: Literal["trace", "frobenius"] = "
     """
     if definition not in ("trace", "frobenius"):
         raise ValueError(f"definition must be 'trace' or 'frobenius', got {definition!r}")
-    values = spectrum(matrix)
-    largest = float(values[0])
+    largest = largest_eigenvalue(matrix)
     if largest == 0:
         raise ValueError("the matrix is zero: its stable rank is not defined")
-    if definition == "trace":
-        return float(values.sum()) / largest
-    return float(values.square().sum()) / largest**2
+    if isinstance(matrix, NestedMatrix):
+        trace, squares = float(matrix.diagonal().double().sum()), inner(matrix, matrix)
+    else:
+        values = spectrum(matrix)
+        trace, squares = float(values.sum()), float(values.square().sum())
+    return trace / largest if definition == "trace" else squares / largest**2

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast import losses
-from holdfast.analysis import spectrum
+from holdfast.analysis import largest_eigenvalue
 from holdfast.approximation.base import positive
 from holdfast.batches import forward as default_forward
 from holdfast.batches import has_labels, move
@@ -137,10 +137,9 @@ def diagnose(
         with _at(inner, space, here.anchor):
             W = _rows(inner, batches, space, importance, forward, loss, limit, seed)
             strength = _equal_norm_strength(here, inner, fresh, forward, loss)
-    values = spectrum(here.matrix)
-    trace, largest = float(values.sum()), float(values[0])
-    error, interval = _quadratic_error(here, W, seed)
     diagonal = here.matrix.diagonal()
+    trace, largest = float(diagonal.double().sum()), largest_eigenvalue(here.matrix)
+    error, interval = _quadratic_error(here, W, seed)
     shares = {
         name: float(diagonal[a:b].sum()) / trace if trace else 0.0
         for name, (a, b) in space.layers.items()
