@@ -10,7 +10,7 @@ from torch import Tensor
 from holdfast.approximation.base import Approximation, Setting
 from holdfast.matrices import KroneckerMatrix, Offset, PSDMatrix
 from holdfast.matrices.kronecker_block import KroneckerBlock
-from holdfast.matrices.kronecker_sums import averaged, bases, nearest
+from holdfast.matrices.kronecker_sums import averaged, bases, cleared, nearest
 from holdfast.parameters import ParameterSpace
 from holdfast.regrouping import HELD_BYTES, Regrouping
 from holdfast.rows import GivenRows, RowBatch
@@ -71,8 +71,7 @@ class _Moments:
         self.values = [setting.zeros(s.groups, s.outputs, s.columns) for s in shapes]
 
     def pairs(self, layer: int, inputs: Tensor, gradients: Tensor) -> None:
-        A, G = self.bases[layer]
-        inputs, gradients = inputs @ A, gradients @ G
+        inputs, gradients = map(_turned, (inputs, gradients), self.bases[layer])
         if inputs.shape[2] == 1:  # the square of an outer product is that of its factors
             left, right = gradients[:, :, 0].permute(1, 2, 0), inputs[:, :, 0].transpose(0, 1)
             self.values[layer].baddbmm_(left.square(), right.square())
@@ -88,7 +87,7 @@ class _Moments:
     def block(self, layer: int) -> KroneckerBlock:
         A, G = self.bases[layer]
         place = self.blocks[layer]
-        values = self.values[layer].unsqueeze(0)
+        values = cleared(self.values[layer]).unsqueeze(0)
         return place.with_parts(
             {"inputs": A.unsqueeze(0), "outputs": G.unsqueeze(0), "values": values}
         )
@@ -244,6 +243,14 @@ def _fitted(matrix: KroneckerMatrix, space: ParameterSpace) -> KroneckerMatrix:
 
 def _block(shape: LayerShape, A: Tensor, G: Tensor) -> KroneckerBlock:
     return KroneckerBlock(shape.weight, shape.bias, A.unsqueeze(0), G.unsqueeze(0))
+
+
+def _turned(columns: Tensor, basis: Tensor) -> Tensor:
+    """(b, groups, T, n) times (groups, n, n), as one product per group."""
+    if columns.shape[1] == 1:
+        return columns @ basis[0]
+    flat = columns.transpose(0, 1)
+    return (flat.flatten(1, 2) @ basis).view_as(flat).transpose(0, 1)
 
 
 def _add_gram_(out: Tensor, columns: Tensor) -> None:

@@ -81,7 +81,7 @@ class KroneckerMatrix(PSDMatrix):
         if len(self.rest):
             out[self.others] = v[self.others] * self.rest.to(v.dtype)
         for block in self.blocks:
-            block.add_product_(out, v)
+            block.write_product(out, v)
         return out
 
     def spread(self) -> Tensor:

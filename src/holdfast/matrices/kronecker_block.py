@@ -87,23 +87,27 @@ class KroneckerBlock:
         for part in others:
             out[part].view(groups, outputs, 1).copy_(matrix[..., width:])
 
-    def add_product_(self, out: Tensor, v: Tensor) -> None:
+    def write_product(self, out: Tensor, v: Tensor) -> None:
         """Write the block's product with the flat vector ``v`` into ``out``."""
-        dtype, V = v.dtype, self.matrix(v)
-        terms, groups = self.inputs.shape[:2]
-        if terms == groups == 1 and self.bias is None and self.values is None:
-            G, A = self.outputs[0, 0].to(dtype), self.inputs[0, 0].to(dtype)
-            torch.mm(G @ V[0], A, out=out[self.entries()[0]].view_as(V[0]))
-            return
-        product = torch.zeros_like(V)
-        for term in range(terms):
-            A, G = self.inputs[term].to(dtype), self.outputs[term].to(dtype)
-            if self.values is None:
-                product.baddbmm_(torch.bmm(G, V), A)
+        V = self.matrix(v)
+        alone = len(V) == 1  # torch is slow at batches of one
+        V = V[0] if alone else V
+        product = out[self.entries()[0]].view_as(V) if self.bias is None else torch.empty_like(V)
+        for term in range(len(self.inputs)):
+            A, G, *values = (
+                (part[term, 0] if alone else part[term]).to(v.dtype)
+                for part in self.parts.values()
+            )
+            left = G @ V if not values else G @ ((G.mT @ V) @ A).mul_(values[0])
+            right = A.mT if values else A
+            if term == 0:
+                torch.matmul(left, right, out=product)
+            elif alone:
+                product.addmm_(left, right)
             else:
-                turned = torch.bmm(torch.bmm(G.mT, V), A).mul_(self.values[term].to(dtype))
-                product.baddbmm_(torch.bmm(G, turned), A.mT)
-        self.write(out, product)
+                product.baddbmm_(left, right)
+        if self.bias is not None:
+            self.write(out, product.view(self.outputs.shape[1:3] + self.inputs.shape[3:]))
 
     def diagonal(self) -> Tensor:
         """The diagonal entries, (groups, outputs, columns)."""

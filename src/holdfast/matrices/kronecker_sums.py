@@ -21,7 +21,7 @@ from torch import Tensor
 
 from holdfast.matrices.kronecker_block import KroneckerBlock
 
-__all__ = ["averaged", "bases", "inner", "nearest"]
+__all__ = ["averaged", "bases", "cleared", "inner", "nearest"]
 
 _ITERATIONS = 100  # of a power iteration on as many numbers as there are terms
 
@@ -60,8 +60,26 @@ def nearest(one: KroneckerBlock, two: KroneckerBlock) -> KroneckerBlock:
 
 def bases(A: Tensor, G: Tensor) -> Factors:
     """Orthonormal eigenvectors, as columns, of stacks of factors."""
-    found = (torch.linalg.eigh(m.double()).eigenvectors.to(m.dtype) for m in (A, G))
-    return next(found), next(found)
+    return _eigenvectors(A), _eigenvectors(G)
+
+
+def _eigenvectors(matrices: Tensor) -> Tensor:
+    vectors = torch.linalg.eigh(matrices.double()).eigenvectors
+    return _cleared(vectors, torch.finfo(matrices.dtype).eps ** 2).to(matrices.dtype)
+
+
+def cleared(values: Tensor) -> Tensor:
+    """Second moments without those that only rounding has made.
+
+    Along a direction in which nothing lies, entries of relative size ε are left, squared.
+    """
+    least = torch.finfo(values.dtype).eps ** 2 * values.amax((-2, -1), keepdim=True)
+    return _cleared(values, least)
+
+
+def _cleared(numbers: Tensor, least: float | Tensor) -> Tensor:
+    """Zero below ``least``: products of such numbers are subnormal, which makes them very slow."""
+    return torch.where(numbers.abs() > least, numbers, torch.zeros_like(numbers))
 
 
 def inner(one: KroneckerBlock, two: KroneckerBlock) -> float:
@@ -94,10 +112,10 @@ def _one(one: KroneckerBlock, two: KroneckerBlock, factors: Factors) -> Kronecke
     if one.values is None or two.values is None:
         return replace(one, inputs=factors[0], outputs=factors[1], values=None)
     A, G = bases(*factors)
-    values = torch.zeros_like(G @ G.new_zeros(*G.shape[:3], A.shape[3]))
+    values = G.new_zeros(*G.shape[:3], A.shape[3])
     for block in (one, two):
         turn_A, turn_G = A.mT @ block.inputs.to(A), G.mT @ block.outputs.to(G)
         assert block.values is not None
         rotated = turn_G.square() @ block.values.to(A) @ turn_A.square().mT
         values += rotated.sum(0, keepdim=True)
-    return replace(one, inputs=A, outputs=G, values=values)
+    return replace(one, inputs=A, outputs=G, values=cleared(values))
