@@ -278,3 +278,30 @@ def merged_plus_low_rank(
             layer *= 1 + take(dropped, matrices).trace() / layer.trace()
         put(out, matrices, layer)
     return out + low
+
+
+def recentred(
+    model: nn.Module, total: Tensor, merged_: Tensor, b: Tensor, k: Tensor
+) -> tuple[Tensor, Tensor]:
+    """δᵀΩδ + 2bᵀδ + k with the minima of ``total`` along the eigenvectors of every merged block."""
+    b, k, least = b.clone(), k.clone(), torch.zeros((), dtype=DOUBLE)
+    others = torch.ones(len(b), dtype=torch.bool)
+    for place in (p for stack in places(model).values() for p in stack):
+        at = place.flatten()
+        others[at] = False
+        A, G = partial_traces(take(merged_, place), *place.shape)
+        U = torch.kron(torch.linalg.eigh(G)[1], torch.linalg.eigh(A)[1])
+        old, new = ((U.T @ take(m, place) @ U).diagonal() for m in (total, merged_))
+        turned = U.T @ b[at]
+        for i in range(len(at)):
+            if float(old[i]) <= 1e-12 * float(old.max()):
+                turned[i] = 0
+                continue
+            k -= turned[i] ** 2 / old[i]
+            turned[i] *= new[i] / old[i]
+            k += turned[i] ** 2 / new[i]
+            least += turned[i] ** 2 / new[i]
+        b[at] = U @ turned
+    diagonal = merged_.diagonal()[others]
+    least += (b[others] ** 2 / diagonal)[diagonal > 0].sum()
+    return b, torch.maximum(k, least)

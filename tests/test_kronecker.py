@@ -461,7 +461,10 @@ def test_histories(
             d = here - before
             k = w_old * (k + 2 * b @ d + d @ omega @ d)
             b = w_old * (b + omega @ d)
-            omega = oracle.merged(approximation, w_old * omega + w_new * new, model)
+            total = w_old * omega + w_new * new
+            omega = oracle.merged(approximation, total, model)
+            if merge != "stack":
+                b, k = oracle.recentred(model, total, omega, b, k)
         before = here
     penalty = learned(name, approximation, history, anchor)
     close(penalty.matrix.dense(), omega, 1e-7)
@@ -475,6 +478,27 @@ def test_histories(
     penalty.add_grad_(probe)
     grads = [p.grad.flatten() for p in probe.parameters() if p.grad is not None]
     close(torch.cat(grads), gradient, 1e-7)
+
+
+@correction
+@pytest.mark.parametrize("merge", ["average", "nearest"])
+def test_centres_of_merged_tasks(merge: str, correction: str) -> None:
+    """Never negative; and a task that holds nothing moves nothing."""
+    name = "perceptron"
+    approximation = hf.Kronecker(correction=correction, merge=merge)
+    penalty = learned(name, approximation, hf.Sum(), "each")
+    for seed in range(20):
+        probe = nudge(copy.deepcopy(tasks(name)[seed % TASKS][0]), seed=seed, scale=0.5)
+        assert float(penalty(probe).detach()) >= -1e-12
+    recipe = hf.Regularizer(hf.EWC(), approximation, anchor="each")
+    model, (x, y) = tasks(name)[0]
+    start = recipe.consolidate(model, [(x, y)], seed=0)
+    moved = nudge(copy.deepcopy(model), seed=7)
+    with pytest.warns(hf.ImportanceWarning, match="zero"):  # a task that holds nothing
+        after = recipe.extend(start, moved, 0 * start.matrix, hf.TaskRecord(1, 0))
+    close(after(model).detach() + 1, torch.ones((), dtype=DOUBLE), 1e-9)
+    nudge(moved, seed=8)
+    close(after(moved).detach(), start(moved).detach(), 1e-7)
 
 
 @correction

@@ -10,7 +10,7 @@ from torch import Tensor
 from holdfast.approximation.base import Approximation, Setting
 from holdfast.matrices import KroneckerMatrix, Offset, PSDMatrix
 from holdfast.matrices.kronecker_block import KroneckerBlock
-from holdfast.matrices.kronecker_sums import averaged, bases, cleared, nearest
+from holdfast.matrices.kronecker_sums import averaged, bases, cleared, nearest, recentred
 from holdfast.parameters import ParameterSpace
 from holdfast.regrouping import HELD_BYTES, Regrouping
 from holdfast.rows import GivenRows, RowBatch
@@ -161,8 +161,8 @@ class Kronecker(Approximation):
             the bases come from those; data that is larger is rotated to these bases as it arrives.
         merge: What tasks become. "average" keeps one product, with both partial traces of the sum;
             "nearest" the one product nearest to the sum in Frobenius norm; "stack" all of them (exact,
-            memory grows with tasks). With ``anchor="each"`` the first two keep every task's pull at the
-            latest θ* as it is, and merge the curvature.
+            memory grows with tasks). With ``anchor="each"`` the first two keep one centre, between the
+            tasks' own: along every direction of the merged product where the sum has its minimum.
 
     References:
         Optimizing Neural Networks with Kronecker-factored Approximate Curvature (Martens & Grosse, 2015)
@@ -214,11 +214,30 @@ class Kronecker(Approximation):
         assert isinstance(new, KroneckerMatrix)
         if self.merge == "stack":
             return old + new, offset
-        return old.combined(new, averaged if self.merge == "average" else nearest), offset
+        merged = old.combined(new, averaged if self.merge == "average" else nearest)
+        return merged, _recentred(old, new, merged, offset) if offset else ()
 
     def embed(self, matrix: PSDMatrix, space: ParameterSpace, index: Tensor) -> PSDMatrix:
         assert isinstance(matrix, KroneckerMatrix)
         return _fitted(matrix.expand(space.dim, index), space)
+
+
+def _recentred(
+    old: KroneckerMatrix, new: KroneckerMatrix, merged: KroneckerMatrix, offset: Offset
+) -> Offset:
+    """The offset of two merged matrices: minima stay where they were, and nothing is negative."""
+    b, k = offset[0].clone(), offset[1]
+    olds, news = ({block.weight: block for block in m.blocks} for m in (old, new))
+    rest = merged.rest.to(b.dtype)
+    linear = b[merged.others]
+    least = torch.where(rest > 0, linear.square() / rest, torch.zeros_like(rest)).sum()
+    for block in merged.blocks:
+        if block.weight in olds and block.weight in news:
+            pair = olds[block.weight], news[block.weight]
+            moved, change, needed = recentred(*pair, block, block.matrix(b))
+            block.write(b, moved)
+            k, least = k + change, least + needed
+    return b, torch.maximum(k, least)
 
 
 def _fitted(matrix: KroneckerMatrix, space: ParameterSpace) -> KroneckerMatrix:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from holdfast.matrices.kronecker_block import KroneckerBlock
 
-__all__ = ["averaged", "bases", "cleared", "inner", "nearest"]
+__all__ = ["averaged", "bases", "cleared", "inner", "nearest", "recentred"]
 
 _ITERATIONS = 100  # of a power iteration on as many numbers as there are terms
 
@@ -56,6 +56,32 @@ def nearest(one: KroneckerBlock, two: KroneckerBlock) -> KroneckerBlock:
     scale = a.sum(1, keepdim=True).clamp(min=tiny)  # A stays a mean of the inputs' factors
     weights = ((a / scale).T.to(A.dtype), (b * scale).T.to(A.dtype))
     return _one(one, two, (_mixed(weights[0], A), _mixed(weights[1], G)))
+
+
+def recentred(
+    one: KroneckerBlock, two: KroneckerBlock, merged: KroneckerBlock, b: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""The linear term b of :math:`\delta^\top \Omega \delta + 2 b^\top \delta + k` after a merge.
+
+    Along every direction of the merged block's eigenvectors the minimum stays where that of the sum was:
+    b shrinks and grows with the curvature. As it was, it would pull far beyond the old anchors where
+    the merged curvature is weaker than the sum's.
+
+    Returns:
+        The new b, what to add to k so that the depth of these minima stays too, and the least k for
+        which the block's part is nowhere negative.
+    """
+    dtype = b.dtype
+    A, G = merged.inputs.to(dtype), merged.outputs.to(dtype)
+    if merged.values is None:
+        A, G = bases(A, G)
+    total, now = _along(one, A, G) + _along(two, A, G), _along(merged, A, G)
+    least = torch.finfo(dtype).eps * total.amax((-2, -1), keepdim=True)
+    turned = G[0].mT @ b @ A[0]
+    ratio = torch.where(total > least, now / total, torch.zeros_like(total))
+    depth = torch.where(total > least, turned.square() / total, torch.zeros_like(total))
+    moved = G[0] @ (turned * ratio) @ A[0].mT
+    return moved, (depth * (ratio - 1)).sum(), (depth * ratio).sum()
 
 
 def bases(A: Tensor, G: Tensor) -> Factors:
@@ -112,10 +138,15 @@ def _one(one: KroneckerBlock, two: KroneckerBlock, factors: Factors) -> Kronecke
     if one.values is None or two.values is None:
         return replace(one, inputs=factors[0], outputs=factors[1], values=None)
     A, G = bases(*factors)
-    values = G.new_zeros(*G.shape[:3], A.shape[3])
-    for block in (one, two):
-        turn_A, turn_G = A.mT @ block.inputs.to(A), G.mT @ block.outputs.to(G)
-        assert block.values is not None
-        rotated = turn_G.square() @ block.values.to(A) @ turn_A.square().mT
-        values += rotated.sum(0, keepdim=True)
-    return replace(one, inputs=A, outputs=G, values=cleared(values))
+    values = _along(one, A, G) + _along(two, A, G)
+    return replace(one, inputs=A, outputs=G, values=cleared(values).unsqueeze(0))
+
+
+def _along(block: KroneckerBlock, A: Tensor, G: Tensor) -> Tensor:
+    """The diagonal of a block in a basis, (groups, outputs, columns)."""
+    inputs, outputs = block.inputs.to(A), block.outputs.to(G)
+    if block.values is None:
+        columns, rows = ((m * (f @ m)).sum(2) for m, f in ((A, inputs), (G, outputs)))
+        return (rows.unsqueeze(3) * columns.unsqueeze(2)).sum(0)
+    turn_A, turn_G = A.mT @ inputs, G.mT @ outputs
+    return (turn_G.square() @ block.values.to(A) @ turn_A.square().mT).sum(0)
