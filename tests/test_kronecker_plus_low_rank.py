@@ -152,10 +152,13 @@ def test_what_merging_drops_is_held_by_the_products(correction: str, anchor: str
     values, vectors = torch.linalg.eigh(stacked)
     low = reference.best_rank(stacked, rank)
     kept, lost = vectors[:, -rank:], vectors[:, -2 * rank : -rank]
-    pull = terms[0] @ d + kept @ kept.T @ lows[0] @ d
-    constant = d @ terms[0] @ d + d @ lows[0] @ d
     products = merged - low
     bare = kronecker_oracle.merged(approximation.kronecker, terms[0] + terms[1], model)
+    pull, constant = kronecker_oracle.recentred(
+        model, terms[0] + terms[1], bare, terms[0] @ d, d @ terms[0] @ d
+    )
+    pull = pull + kept @ kept.T @ lows[0] @ d
+    constant = constant + d @ lows[0] @ d
     for value, u in zip(values[-2 * rank : -rank], lost.T, strict=True):
         f, e = value.sqrt() * u, u @ lows[0] @ d / value.sqrt()
         nearest = e * f / (f @ f)

@@ -150,6 +150,10 @@ class Kronecker(Approximation):
     examples and positions, g gᵀ summed over the positions of an example. It is exact for one example with
     one position, and wherever inputs and gradients are independent.
 
+    On the paper's perceptron (784-1024-512-256-10, one thread, batches of 100) it keeps 2.3 numbers per
+    parameter (3.3 corrected); consolidation took 1.7 epochs of forward and backward passes (5.6), penalty and
+    gradient together 2.1 to 2.8 plain steps with Adam (4.3).
+
     A layer that cannot be read (used twice, called without its module, batches that cannot be cut, the
     ready-made rows of SCP) is taken from its written-out rows M: Σ M Mᵀ and Σ MᵀM, divided by their common
     trace, which is as exact for one row of rank one and for independent factors.

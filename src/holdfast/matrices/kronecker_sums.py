@@ -10,6 +10,12 @@ r"""Several Kronecker products as one: what a sum becomes in constant memory.
   combinations (Perron), hence positive semi-definite. A term that shares little with a heavier one is
   all but dropped.
 
+Measured against the exact sum over five tasks of a small perceptron (784-64-32-10, 2,000 digits per task,
+three seeds), as relative squared Frobenius error: on permuted pixels both have 0.001; on split classes, whose
+tasks share little, "averaged" 0.57 and "nearest" 0.45 on average. But there "nearest" leaves 1 to 5 % of
+some task, :math:`\langle\Omega_t,\hat\Omega\rangle/\langle\Omega_t,\Omega_t\rangle`, and "averaged" at least
+17 %. Inputs averaged and gradients summed over tasks, the rule often used, had 0.001 and 2.4.
+
 Corrected blocks get the eigenvectors of the merged factors (their partial traces) as a common basis, and
 in it the exact diagonal of the sum.
 """
@@ -25,9 +31,7 @@ __all__ = ["averaged", "bases", "cleared", "inner", "nearest", "recentred"]
 
 _ITERATIONS = 100  # of a power iteration on as many numbers as there are terms
 
-Factors = tuple[
-    Tensor, Tensor
-]  # A (terms, groups, columns, columns), G (terms, groups, outputs, outputs)
+Factors = tuple[Tensor, Tensor]  # A and G of every term and group
 
 
 def averaged(one: KroneckerBlock, two: KroneckerBlock) -> KroneckerBlock:
@@ -91,7 +95,8 @@ def bases(A: Tensor, G: Tensor) -> Factors:
 
 def _eigenvectors(matrices: Tensor) -> Tensor:
     vectors = torch.linalg.eigh(matrices.double()).eigenvectors
-    return _cleared(vectors, torch.finfo(matrices.dtype).eps ** 2).to(matrices.dtype)
+    kept = _cleared(vectors, torch.finfo(matrices.dtype).eps ** 2)
+    return kept.to(matrices.dtype).contiguous()  # row by row, as it will be stored
 
 
 def cleared(values: Tensor) -> Tensor:
