@@ -308,15 +308,22 @@ def best_rank(matrix: Tensor, rank: int, shrink: bool = False) -> Tensor:
 
 
 def streamed_low_rank(
-    W: Tensor, rank: int, group: int | str, shrink: bool = False, seed: int = 0, task: int = 0
+    W: Tensor,
+    rank: int,
+    group: int | str,
+    shrink: bool = False,
+    seed: int = 0,
+    task: int = 0,
+    work: int = 10**10,
 ) -> Tensor:
-    """LowRank by dense algebra: ``rank`` single rows, then signed group sums; truncate when full.
+    """LowRank by dense algebra: single rows, then signed group sums; truncate when full.
 
     While streaming, at least 32 directions are kept; the last truncation is to ``rank``.
     """
     width = max(rank, 32)
     h = Hash(1, seed, task, "groups")
-    single = len(W) if group == 1 else min(rank, len(W))
+    alone = max(rank, work // (7 * width * W.shape[1])) if group == "auto" else rank
+    single = len(W) if group == 1 else min(alone, len(W))
     entering = list(W[:single])
     first, sums = single, 0
     while first < len(W):

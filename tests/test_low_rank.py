@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import holdfast as hf
+import reference
 from holdfast import regrouping
+from holdfast.approximation import low_rank
 from holdfast.approximation.low_rank import rotate
 from holdfast.hashing import Draw, SketchHash
 from holdfast.rows import GivenRows, RowBatch
@@ -310,3 +312,51 @@ def test_state_stays_small() -> None:
         recipe.update(state, GivenRows(rows, torch.arange(first, first + 20)))
         held = state.basis.nbytes + state.buffer.nbytes
         assert held <= (32 + 32) * 5000 * 4 <= recipe.nbytes(setting)
+
+
+@pytest.mark.parametrize("batch", [1, 7, 64, 500])
+@pytest.mark.parametrize(("rank", "n"), [(3, 40), (3, 500), (40, 700)])
+def test_groups_grow_at_fixed_rows(
+    monkeypatch: pytest.MonkeyPatch, rank: int, n: int, batch: int
+) -> None:
+    W = known(SPECTRA["linear"], n=n)
+    monkeypatch.setattr(low_rank, "_WORK", 0)
+    found = stream(hf.LowRank(rank=rank), W, batch).dense()
+    expected = reference.streamed_low_rank(W, rank, "auto", work=0)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+
+
+def test_a_small_network_is_streamed_row_by_row() -> None:
+    W = known(SPECTRA["geometric"], n=400)
+    auto, single = (stream(hf.LowRank(rank=4, group=group), W) for group in ("auto", 1))
+    torch.testing.assert_close(auto.dense(), single.dense())
+    assert hf.LowRank(rank=50).alone(1_460_736) == 50  # permuted MNIST: sums from the start
+    assert hf.LowRank(rank=50).alone(8_770) > 2000  # the tasks in the plane: every row
+
+
+def test_rows_of_several_shapes_make_whole_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches that cannot be joined, as sequences of different lengths: no row waits for ever."""
+
+    class Shaped(GivenRows):
+        def __init__(self, rows: Tensor, index: Tensor, shape: int) -> None:
+            super().__init__(rows, index)
+            self.shape = shape
+
+        @property
+        def signature(self) -> tuple[int]:
+            return (self.shape,)
+
+        def like(self, columns: Sequence[Tensor], index: Tensor) -> "Shaped":
+            return Shaped(columns[0], index, self.shape)
+
+    monkeypatch.setattr(low_rank, "_WORK", 0)
+    W = known(SPECTRA["linear"], n=300)
+    recipe = hf.LowRank(rank=3)
+    state = recipe.start(
+        hf.Setting(hf.ParameterSpace(("w",), ((W.shape[1],),)), Draw(0), dtype=W.dtype)
+    )
+    for place, index in enumerate(torch.arange(len(W)).split(7)):
+        recipe.update(state, Shaped(W[index], index, place % 3))
+    found = recipe.finish(state).dense()
+    expected = reference.streamed_low_rank(W, 3, "auto", work=0)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)

@@ -18,6 +18,9 @@ from holdfast.rows import RowBatch
 __all__ = ["LowRank", "rotate", "truncated"]
 
 _LEAST = 32  # rows kept while streaming, and between two truncations, however small the rank
+_WORK = (
+    10**10
+)  # operations that single rows may cost before they are summed: a fraction of a second
 _COLUMNS = 2**15  # columns at a time: few enough to stay in a cache, enough to keep a product busy
 
 
@@ -114,15 +117,15 @@ class _State:
         self.recipe, self.setting = recipe, setting
         self.hash = SketchHash.draw(1, setting.draw.generator("groups"))
         self.width = recipe.width
-        self.rows = setting.zeros(
-            2 * self.width, setting.dim
-        )  # one tensor: one product reads both
+        # one tensor: one product reads both
+        self.rows = setting.zeros(2 * self.width, setting.dim)
         self.basis, self.buffer = self.rows[: self.width], self.rows[self.width :]
         self.kept = 0  # rows of the basis that are in use; the others are zero
         self.gram: Tensor | None = None  # of the basis, where it is known
         self.filled = 0  # complete rows in the buffer
         self.pending = 0  # rows already summed into the next one
         self.single = 0  # rows that entered one by one
+        self.alone = recipe.alone(setting.dim)  # … out of so many
         self.sizes = recipe.group_sizes()
         self.size = next(self.sizes)  # of the group being summed
         self.groups = Regrouping(1, self.sum, capacity=self.size)
@@ -193,16 +196,18 @@ class _State:
 class LowRank(Approximation):
     r"""The truncated eigendecomposition of Ω, by stacking, a small Gram matrix and truncation.
 
-    The first ``rank`` rows enter one by one, so rank ≥ n is exact. Later rows enter as random-sign
-    sums of consecutive rows (unbiased; quality falls with the size of the groups, speed rises). The
-    sums are the rows of a sketch with one entry ±1 per column: with ``shrink``, this is a sketch of
-    many rows streamed into Frequent Directions.
+    The first rows enter one by one, at least ``rank`` of them, so rank ≥ n is exact. Later rows enter
+    as random-sign sums of consecutive rows (unbiased; quality falls with the size of the groups, speed
+    rises). The sums are the rows of a sketch with one entry ±1 per column: with ``shrink``, this is a
+    sketch of many rows streamed into Frequent Directions.
 
     Args:
         rank: Rows kept.
-        group: Rows per sum: 1 streams every row; "auto" begins with sums of 4 rows and takes four times
-            as many whenever half as many sums as are kept have come in, up to max(64, 2·rank): few rows
-            lose little, and for many the arithmetic of truncation stays below the backward passes.
+        group: Rows per sum: 1 streams every row. "auto" streams single rows as long as that takes a
+            fraction of a second (thousands of rows of a small network, the first ``rank`` rows of a large
+            one), then sums of 4 rows and four times as many whenever half as many sums as are kept have
+            come in, up to max(64, 2·rank): there the arithmetic of truncation stays below that of the
+            backward passes.
         shrink: Subtract the (rank+1)-th eigenvalue at every truncation (Frequent Directions). With
             group=1, :math:`0 \preceq \Omega-\hat\Omega` and the Frequent Directions bound hold.
         merge: "rows" truncates the stacked factors of tasks back to ``rank``; "stack" keeps them all.
@@ -229,8 +234,15 @@ class LowRank(Approximation):
         """Rows kept while streaming."""
         return max(self.rank, _LEAST)
 
+    def alone(self, dim: int) -> int:
+        """How many rows of ``dim`` entries enter one by one before rows are summed."""
+        each = (
+            7 * self.width * dim
+        )  # operations per row: half a truncation's products and rotation
+        return max(self.rank, _WORK // each) if self.group == "auto" else self.rank
+
     def group_sizes(self) -> Iterator[int]:
-        """Rows per sum, sum by sum, once the first ``rank`` rows are in."""
+        """Rows per sum, sum by sum, once rows are summed."""
         if self.group != "auto":
             yield from itertools.repeat(self.group)
         size, most = 4, max(64, 2 * self.rank)
@@ -248,7 +260,7 @@ class LowRank(Approximation):
         return _State(self, setting)
 
     def update(self, state: Any, rows: RowBatch) -> None:
-        alone = len(rows) if self.group == 1 else min(len(rows), self.rank - state.single)
+        alone = len(rows) if self.group == 1 else min(len(rows), state.alone - state.single)
         if rows.columns is None:
             self._update_whole(state, rows, alone)
             return
