@@ -163,7 +163,11 @@ def test_stored_in_bfloat16(approximation: str, anchor: str) -> None:
     assert sum(t.nbytes for t in numbers(small.matrix)) * 4 == before
     assert small.anchor.dtype == penalty.anchor.dtype
     check(small, model, 1e-6)  # its own matrix, in float32
-    close(small(model).detach(), penalty(model).detach(), 0.03)
+    # with several anchors a small value may be the difference of large ones
+    delta = flat(model, penalty.space.names).double() - penalty.anchor.double()
+    scale = 0.5 * STRENGTH * float(penalty.matrix.quadratic(delta))
+    exact, found = float(penalty(model).detach()), float(small(model).detach())
+    assert abs(found - exact) <= 0.03 * max(exact, scale)
 
 
 @pytest.mark.parametrize("name", ["count_sketch", "count_sketch-copies", "low_rank-exact"])

@@ -1,5 +1,7 @@
 """Every road that a penalty takes to value and gradient gives the formula's numbers."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -217,3 +219,12 @@ def test_kernels_are_built_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert kernels._build() == first
     assert first.stat().st_mtime_ns == stamp
     assert list(first.parent.iterdir()) == [first]
+
+
+def test_loading_the_kernels_leaves_the_arithmetic_of_the_process_alone() -> None:
+    """Subnormal numbers are still numbers: some compilers' fast mathematics would make them zero."""
+    code = (
+        "import sys; from holdfast import kernels; assert kernels.library() is not None; "
+        "assert sys.float_info.min / 2 > 0"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -23,8 +23,11 @@ from torch import Tensor
 __all__ = ["add_lift_", "add_project_", "library", "serves"]
 
 _SOURCE = Path(__file__).with_name("factor.c")
-_FLAGS = ("-O3", "-march=native", "-mprefer-vector-width=512", "-ffast-math", "-shared", "-fPIC")
-_PLAIN = ("-O3", "-ffast-math", "-shared", "-fPIC")  # for compilers and machines without the rest
+# Sums in any order, so that they are vectorised. Not -ffast-math: with it, loading the file would
+# make the whole process treat subnormal numbers as zero.
+_SUMS = ("-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno")
+_PLAIN = ("-O3", *_SUMS, "-shared", "-fPIC")  # for compilers and machines without the rest
+_FLAGS = ("-march=native", "-mprefer-vector-width=512", *_PLAIN)
 _NAMES = {torch.bfloat16: "bfloat16", torch.int8: "int8"}
 _LEAST = 2**16  # columns per thread
 
