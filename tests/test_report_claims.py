@@ -52,6 +52,19 @@ def test_twenty_seeds_decide_and_nineteen_do_not(tmp_path: Path) -> None:
     assert _finding(enough, "t ≤ 50").verdict == "holds"
 
 
+def test_a_sketch_that_differs_in_more_than_its_size_decides_nothing(tmp_path: Path) -> None:
+    _study(tmp_path, lambda method, seed: 0.7 if method == "count_sketch" else 0.8, ENOUGH_SEEDS)
+    for importance in fake_results.IMPORTANCES:
+        for seed in range(ENOUGH_SEEDS):
+            held = fake_results.regularizer(importance, "count_sketch")
+            plain = fake_results.experiment(regularizer=held, seed=seed, epochs=1)
+            training = dataclasses.replace(plain.training, reset="epoch")
+            made = fake_results.result(dataclasses.replace(plain, training=training))
+            test = [[0.95] * fake_results.TASKS] * fake_results.TASKS
+            dataclasses.replace(made, test=test).save(tmp_path)
+    assert _finding(read(tmp_path), "t ≤ 50").verdict == "does not hold"
+
+
 def test_an_interval_that_contains_zero_decides_nothing(tmp_path: Path) -> None:
     study = _study(
         tmp_path,

@@ -1,6 +1,7 @@
 """What the paper claims about accuracy and cost in the synthetic study, and how it is decided."""
 
 from collections.abc import Callable
+from typing import Any
 
 from holdfast.report.blocks import signed
 from holdfast.report.claims import Claim, Finding, above_zero, not_run
@@ -79,9 +80,8 @@ def _small_sketch(study: Study, preset: str) -> Finding:
             s
             for s in study.reported(preset)
             if headline is not None
-            and s.importance == importance
             and s.approximation == "count_sketch"
-            and (s.part("history"), s.anchor) == (headline.part("history"), headline.anchor)
+            and _but_size(s) == _but_size(headline)
             and s.part("approximation").get("size", 51) <= 50
         ]
         if diagonal is None or not sketches:
@@ -90,6 +90,14 @@ def _small_sketch(study: Study, preset: str) -> Finding:
         order = ("holds", "undecided", "does not hold")
         parts[importance] = min(found, key=lambda finding: order.index(finding.verdict))
     return _all(parts)
+
+
+def _but_size(setting: Setting) -> dict[str, Any]:
+    """What a sketch is beside its size and the strength that suits it."""
+    held = dict(setting.experiment["regularizer"])
+    held["approximation"] = {k: v for k, v in held["approximation"].items() if k != "size"}
+    del held["strength"]
+    return {**setting.experiment, "regularizer": held}
 
 
 def _forgets_less(importance: str) -> Callable[[Study, str], Finding]:
