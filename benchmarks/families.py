@@ -78,7 +78,7 @@ FAMILIES: dict[str, Recipe] = {
     "Gaussian": lambda t: hf.DenseSketch(t, kind="gaussian"),
     "SRHT": lambda t: hf.SRHT(t),
     "Nyström": lambda t: hf.Nystrom(t),
-    "low rank, grouped": lambda t: hf.LowRank(t),
+    "low rank, grouped": lambda t: hf.LowRank(t, group=64),
     "low rank, row by row": lambda t: hf.LowRank(t, group=1),
     "CountSketch into Frequent Directions": lambda t: hf.LowRank(t, shrink=True),
     "Frequent Directions": lambda t: hf.LowRank(t, group=1, shrink=True),

@@ -1,13 +1,14 @@
 """From cells of a table to the runs they need: first the search for a strength, then the seeds."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from holdfast.experiment import Experiment
+from holdfast.jobs import Job, RunExperiment
 from holdfast.recipes.recipe import Request, Score
 from holdfast.recipes.tuning import Tuning
 
-__all__ = ["Cell", "plan"]
+__all__ = ["Cell", "plan", "plan_presets"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,3 +53,28 @@ def plan(cells: Iterable[Cell], seeds: Sequence[int], score: Score) -> list[Expe
     ready = [found for cell in cells if (found := cell.reported(score)) is not None]
     wanted += [dataclasses.replace(found, seed=seed) for seed in seeds for found in ready]
     return list({run.id: run for run in wanted}.values())
+
+
+def plan_presets(
+    groups: Callable[[str, Request], Iterable[list[Cell]]],
+    request: Request,
+    score: Score,
+    first_seed: Mapping[str, int] | None = None,
+) -> list[Job]:
+    """The jobs of several presets: the first group of cells of every preset, then the second, and so on.
+
+    Args:
+        groups: The cells of a preset, the most important first; only those are run without extras.
+        request: What the caller wants.
+        score: What the searches go by.
+        first_seed: Where the reported seeds of a preset begin, if not at 0.
+    """
+    wanted: dict[str, Experiment] = {}
+    cells = {preset: list(groups(preset, request)) for preset in request.presets}
+    for index in range(max(map(len, cells.values()))):
+        for preset, own in cells.items():
+            if index < len(own) and (index == 0 or request.extras):
+                first = (first_seed or {}).get(preset, 0)
+                runs = plan(own[index], range(first, first + request.seeds), score)
+                wanted |= {run.id: run for run in runs}
+    return [RunExperiment(run) for run in wanted.values()]

@@ -10,10 +10,10 @@ from holdfast.data import cifar100
 from holdfast.experiment import Experiment
 from holdfast.history import MovingAverage
 from holdfast.importance import EWC, MAS, Importance
-from holdfast.jobs import Job, RunExperiment
+from holdfast.jobs import Job
 from holdfast.models import WideResNet
 from holdfast.original_diagonal import OriginalDiagonal
-from holdfast.recipes.cells import Cell, plan
+from holdfast.recipes.cells import Cell, plan_presets
 from holdfast.recipes.recipe import Recipe, Request, Score
 from holdfast.recipes.tuning import Tuning
 from holdfast.regularizer import Regularizer
@@ -55,14 +55,7 @@ class CIFAR100Recipe(Recipe):
         return _held(_base(preset, smoke), EWC(), CountSketch(50), strength)
 
     def jobs(self, request: Request, score: Score) -> Sequence[Job]:
-        wanted: dict[str, Experiment] = {}
-        groups = {preset: list(_groups(preset, request)) for preset in request.presets}
-        for index in range(max(map(len, groups.values()))):
-            for own in groups.values():
-                if index < len(own) and (index == 0 or request.extras):
-                    runs = plan(own[index], range(request.seeds), score)
-                    wanted |= {run.id: run for run in runs}
-        return [RunExperiment(run) for run in wanted.values()]
+        return plan_presets(_groups, request, score)
 
 
 def _groups(preset: str, request: Request) -> Iterator[list[Cell]]:

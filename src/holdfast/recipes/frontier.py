@@ -19,9 +19,9 @@ from holdfast.data import mnist
 from holdfast.experiment import Experiment
 from holdfast.history import Sum
 from holdfast.importance import EWC
-from holdfast.jobs import Job, RunExperiment
+from holdfast.jobs import Job
 from holdfast.models import MLP
-from holdfast.recipes.cells import Cell, plan
+from holdfast.recipes.cells import Cell, plan_presets
 from holdfast.recipes.recipe import Recipe, Request, Score
 from holdfast.recipes.tuning import SEEDS, Tuning
 from holdfast.regularizer import Regularizer
@@ -52,14 +52,7 @@ class FrontierRecipe(Recipe):
         return _held(_base(preset, smoke), Kronecker())
 
     def jobs(self, request: Request, score: Score) -> Sequence[Job]:
-        wanted: dict[str, Experiment] = {}
-        groups = {preset: list(_groups(preset, request)) for preset in request.presets}
-        for index in range(max(map(len, groups.values()))):  # the strongest of all presets first
-            for own in groups.values():
-                if index < len(own) and (index == 0 or request.extras):
-                    runs = plan(own[index], range(request.seeds), score)
-                    wanted |= {run.id: run for run in runs}
-        return [RunExperiment(run) for run in wanted.values()]
+        return plan_presets(_groups, request, score)
 
 
 def _groups(preset: str, request: Request) -> Iterator[list[Cell]]:

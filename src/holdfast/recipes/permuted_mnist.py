@@ -10,10 +10,10 @@ from holdfast.data import mnist
 from holdfast.experiment import Experiment
 from holdfast.history import History, Mean, MovingAverage, Sum
 from holdfast.importance import EWC, MAS, Importance
-from holdfast.jobs import Job, RunExperiment
+from holdfast.jobs import Job
 from holdfast.models import MLP
 from holdfast.original_diagonal import OriginalDiagonal
-from holdfast.recipes.cells import Cell, plan
+from holdfast.recipes.cells import Cell, plan_presets
 from holdfast.recipes.recipe import Recipe, Request, Score
 from holdfast.recipes.tuning import Tuning
 from holdfast.regularizer import Regularizer
@@ -67,17 +67,7 @@ class PermutedMNISTRecipe(Recipe):
         )
 
     def jobs(self, request: Request, score: Score) -> Sequence[Job]:
-        wanted: dict[str, Experiment] = {}
-        groups = {preset: list(_groups(preset, request)) for preset in request.presets}
-        for index in range(
-            max(map(len, groups.values()))
-        ):  # the paper's own table first, of all presets
-            for preset, own in groups.items():
-                if index < len(own) and (index == 0 or request.extras):
-                    first = FIRST_SEED.get(preset, 0)
-                    runs = plan(own[index], range(first, first + request.seeds), score)
-                    wanted |= {run.id: run for run in runs}
-        return [RunExperiment(run) for run in wanted.values()]
+        return plan_presets(_groups, request, score, FIRST_SEED)
 
 
 def _groups(preset: str, request: Request) -> Iterator[list[Cell]]:
