@@ -148,8 +148,29 @@ def test_what_changes_the_first_task_is_not_shared(changes: dict[str, Any]) -> N
     assert first_task_id(dataclasses.replace(DIGITS, **changes)) != first_task_id(DIGITS)
 
 
+def test_the_seconds_before_a_checkpoint_count(tmp_path: Path) -> None:
+    whole, _ = run(DIGITS, tmp_path)
+    state = Checkpoints(tmp_path, dataclasses.replace(DIGITS, regularizer=None)).load()
+    assert state is not None
+    assert state.task == 0
+    spent = state.record["seconds"]
+    assert 0 < spent["training"] < whole.seconds["training"]
+    assert spent["training"] + spent["evaluation"] <= spent["total"]
+    again, _ = run(dataclasses.replace(DIGITS, regularizer=None), tmp_path)
+    assert again.seconds["training"] > spent["training"]
+
+
+def test_a_finished_first_task_is_kept_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.execution.SHARED", 0.0)
+    run(DIGITS, tmp_path, patience=1e5)
+    names = [path.name for path in (tmp_path / "checkpoints").iterdir()]
+    assert names == [f"{first_task_id(DIGITS)}.safetensors"]
+
+
 def test_short_runs_leave_nothing(tmp_path: Path) -> None:
-    run(DIGITS, tmp_path, patience=1000.0)
+    run(DIGITS, tmp_path, patience=1e5)
     assert not list(tmp_path.rglob("*.safetensors"))
 
 

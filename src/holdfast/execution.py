@@ -20,6 +20,7 @@ from holdfast.training import FlatAdam, accuracies, learn
 __all__ = ["PATIENCE", "execute"]
 
 PATIENCE = 60.0  # seconds of work that are worth a checkpoint
+SHARED = 1 / 60  # of it for a finished first task, from which every other method starts
 
 
 class _Stopwatch:
@@ -63,7 +64,7 @@ def execute(
         after_task: Called with the network after every task learnt here, for pictures; it must not change it.
         folder: A results folder in which a long run leaves checkpoints between epochs, and goes on from
             one that is there; without it nothing is kept. See :class:`Checkpoints`.
-        patience: Seconds between two checkpoints; a run that is shorter leaves none.
+        patience: Seconds between two checkpoints; a finished first task is kept after a sixtieth of it.
 
     Raises:
         FloatingPointError: The network diverged.
@@ -148,30 +149,28 @@ class _Run:
         if experiment.mode == "joint":
             split = join([task.train for task in self.tasks[: index + 1]])
         seen = [task.test for task in self.tasks[: index + 1]]
-        aside = 0.0  # seconds of evaluation and of checkpoints, which are not training
+        begun = time.perf_counter()  # of the epoch: evaluation and checkpoints are not training
 
         def after_epoch(epoch: int) -> None:
-            nonlocal aside
-            begun = time.perf_counter()
+            nonlocal begun
+            self.watch.seconds["training"] += time.perf_counter() - begun
             with self.watch.measure("evaluation"):
                 epochs.append(accuracies(self.model, seen))
             self._keep(index, epochs, generator)
             if self.progress is not None:
                 self.progress((index + (epoch + 1) / experiment.training.epochs) / len(self.tasks))
-            aside += time.perf_counter() - begun
+            begun = time.perf_counter()
 
-        with self.watch.measure("training"):
-            learn(
-                self.model,
-                split,
-                experiment.training,
-                self.optimizer,
-                generator=generator,
-                penalty=self.penalty,
-                after_epoch=after_epoch,
-                done=len(epochs),
-            )
-        self.watch.seconds["training"] -= aside
+        learn(
+            self.model,
+            split,
+            experiment.training,
+            self.optimizer,
+            generator=generator,
+            penalty=self.penalty,
+            after_epoch=after_epoch,
+            done=len(epochs),
+        )
         self.accuracy.append(epochs)
         with self.watch.measure("evaluation"):
             self.validation.append(accuracies(self.model, [t.validation for t in self.tasks]))
@@ -181,10 +180,9 @@ class _Run:
         """Leave a checkpoint if enough work has been done since the last."""
         if self.checkpoints is None:
             return
-        now = time.perf_counter()
         shared = index == 0 and len(epochs) == self.experiment.training.epochs
-        long = self.watch.so_far()["total"] >= self.patience
-        if now - self.saved < self.patience and not (shared and long):
+        worth = shared and self.watch.so_far()["total"] >= self.patience * SHARED
+        if time.perf_counter() - self.saved < self.patience and not worth:
             return
         tensors = {f"model.{name}": t for name, t in self.model.state_dict().items()}
         tensors |= {f"adam.{name}": t for name, t in self.optimizer.state().items()}
