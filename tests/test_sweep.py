@@ -159,6 +159,7 @@ def test_estimates() -> None:
     assert estimator.expect("a") == 4.0
     assert estimator.expect("unknown") == 4.0
     assert kind_of(TINY) == kind_of(TINY_SEED_1)
+    assert kind_of(TINY) == kind_of(dataclasses.replace(TINY, preset="another"))
     assert kind_of(TINY) != kind_of(dataclasses.replace(TINY, training=Training(epochs=2)))
 
 
