@@ -25,7 +25,7 @@ CORE = """
 # The experiments on top of it.
 EXPERIMENTS = """
     seeds settings augmentation data streams multi_head wide_resnet models
-    backpropagation training metrics original_diagonal
+    backpropagation adam penalised_step training metrics original_diagonal
     experiment results boundaries checkpoint fisher_study execution jobs
     display sweep worker recipes reproduction report bench
     cli_errors cli_bench cli_data cli_show cli

@@ -9,12 +9,13 @@ from torch import nn
 
 import holdfast as hf
 from holdfast import results
+from holdfast.adam import FlatAdam
 from holdfast.execution import execute
 from holdfast.experiment import Experiment
 from holdfast.models import MLP
 from holdfast.seeds import derive
 from holdfast.streams import Toy, join
-from holdfast.training import FlatAdam, Training, accuracies, learn
+from holdfast.training import Training, accuracies, learn
 
 
 def experiment(**changes: Any) -> Experiment:

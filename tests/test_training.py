@@ -10,10 +10,11 @@ from torch import nn
 from torch.nn import functional
 
 import holdfast as hf
+from holdfast.adam import FlatAdam
 from holdfast.backpropagation import cross_entropy_gradient
 from holdfast.models import mlp
 from holdfast.streams import Split, Toy
-from holdfast.training import FlatAdam, Training, accuracies, learn
+from holdfast.training import Training, accuracies, learn
 
 
 def small_split(count: int = 60) -> Split:

@@ -9,13 +9,14 @@ import torch
 from torch import nn
 
 from holdfast import results
+from holdfast.adam import FlatAdam
 from holdfast.checkpoint import Checkpoints, State
 from holdfast.experiment import Experiment
 from holdfast.penalty import Penalty
 from holdfast.results import Result
 from holdfast.seeds import derive
 from holdfast.streams import Task, join
-from holdfast.training import FlatAdam, accuracies, learn
+from holdfast.training import accuracies, learn
 
 __all__ = ["PATIENCE", "execute"]
 

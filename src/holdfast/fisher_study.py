@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from holdfast.adam import FlatAdam
 from holdfast.analysis import frobenius_error
 from holdfast.approximation import (
     Approximation,
@@ -28,7 +29,7 @@ from holdfast.regularizer import Regularizer
 from holdfast.results import atomic
 from holdfast.seeds import derive
 from holdfast.streams import Split, Stream, Toy, join
-from holdfast.training import FlatAdam, Training, learn
+from holdfast.training import Training, learn
 
 __all__ = ["FORMAT", "FisherStudy", "Found", "is_done", "path_of"]
 

@@ -1,12 +1,14 @@
-"""Products with a factor in low precision, compiled once per machine; torch does them elsewhere.
+"""Work on a factor that torch cannot do in one read of it, compiled once per machine.
 
-torch's own product of a bfloat16 matrix and a vector is slower than a float32 one, and there is none for
-int8 rows. The few lines of C beside this file read the factor once per product. They are built on first
-use with the system's C compiler into the user's cache folder; without a compiler, off the CPU, or with
-``HOLDFAST_KERNELS=0``, :func:`library` is None and the caller takes the torch path.
+torch's own product of a bfloat16 matrix and a vector is slower than a float32 one, there is none for int8
+rows, and no way to step parameters between two uses of the same columns. The few lines of C beside this
+file do. They are built on first use with the system's C compiler into the user's cache folder; without a
+compiler, off the CPU, or with ``HOLDFAST_KERNELS=0``, :func:`library` is None and the caller takes the torch
+path.
 """
 
 import ctypes
+import dataclasses
 import hashlib
 import os
 import platform
@@ -20,7 +22,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-__all__ = ["add_lift_", "add_project_", "library", "serves"]
+__all__ = [
+    "AdamConstants",
+    "adam_step_",
+    "add_lift_",
+    "add_project_",
+    "library",
+    "serves",
+    "steps",
+]
 
 _SOURCE = Path(__file__).with_name("factor.c")
 # Sums in any order, so that they are vectorised. Not -ffast-math: with it, loading the file would
@@ -29,6 +39,7 @@ _SUMS = ("-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-fno-
 _PLAIN = ("-O3", *_SUMS, "-shared", "-fPIC")  # for compilers and machines without the rest
 _FLAGS = ("-march=native", "-mprefer-vector-width=512", *_PLAIN)
 _NAMES = {torch.bfloat16: "bfloat16", torch.int8: "int8"}
+_STEPS = {torch.float32: "float32", **_NAMES}  # of the step, which torch has for no precision
 _LEAST = 2**16  # columns per thread
 
 
@@ -47,6 +58,10 @@ def library() -> ctypes.CDLL | None:
         project.argtypes = [pointer, count, count, count, pointer, pointer]
         lift.argtypes = [pointer, count, count, count, pointer, number, pointer]
         project.restype = lift.restype = None
+    for name in _STEPS.values():
+        step = getattr(built, f"step_{name}")
+        step.argtypes = [pointer, count, count, count, *[pointer] * 6, *[number] * 5]
+        step.restype = None
     return built
 
 
@@ -95,6 +110,79 @@ def serves(rows: Tensor, *vectors: Tensor) -> bool:
         and not torch.compiler.is_compiling()
         and library() is not None
     )
+
+
+def steps(rows: Tensor, point: Tensor) -> bool:
+    """Whether :func:`adam_step_` applies to this factor and these parameters."""
+    return (
+        rows.dtype in _STEPS
+        and rows.device.type == "cpu"
+        and rows.stride(1) == 1
+        and point.dtype == torch.float32
+        and point.device.type == "cpu"
+        and point.is_contiguous()
+        and library() is not None
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class AdamConstants:
+    """What a step of Adam takes beside its tensors.
+
+    Attributes:
+        beta1: Decay of the first moment.
+        beta2: Decay of the second moment.
+        step_size: The learning rate over the bias correction of the first moment.
+        root: The root of the bias correction of the second moment.
+        epsilon: Added to the root of the second moment.
+    """
+
+    beta1: float
+    beta2: float
+    step_size: float
+    root: float
+    epsilon: float
+
+
+def adam_step_(
+    rows: Tensor,
+    w: Tensor,
+    point: Tensor,
+    gradient: Tensor,
+    first: Tensor,
+    second: Tensor,
+    constants: AdamConstants,
+) -> Tensor:
+    """Step ``point`` and both moments with the gradient plus Fᵀ w; returns F (new − old).
+
+    All are without the scale of int8 rows, and ``gradient`` stays as it is.
+    """
+    kernel = getattr(library(), f"step_{_STEPS[rows.dtype]}")
+    numbers = dataclasses.astuple(constants)
+    vectors, size = (point, gradient, first, second), rows.element_size()
+
+    def part(columns: tuple[int, int], into: Tensor) -> None:
+        start, width = columns
+        addresses = [vector.data_ptr() + 4 * start for vector in vectors]
+        kernel(
+            rows.data_ptr() + start * size,
+            rows.stride(0),
+            len(rows),
+            width,
+            w.data_ptr(),
+            into.data_ptr(),
+            *addresses,
+            *numbers,
+        )
+
+    parts = _parts(point.numel())
+    moved = w.new_zeros(len(parts), len(rows))
+    if len(parts) <= 1:
+        part(parts[0], moved[0])
+    else:
+        with ThreadPoolExecutor(len(parts)) as pool:  # ctypes releases the interpreter's lock
+            list(pool.map(part, parts, moved))
+    return moved.sum(0)
 
 
 def add_project_(u: Tensor, rows: Tensor, first: int, d: Tensor) -> None:

@@ -1,10 +1,11 @@
-/* Products with a factor F (t rows, ld apart) that is stored in bfloat16 or int8: one read of F each,
- * widened in registers, accumulated in float32. Reading fewer bytes is the whole gain, so the
+/* Products with a factor F (t rows, ld apart) that is stored in bfloat16 or int8, and a step of Adam with
+ * its penalty: one read of F each, widened in registers, accumulated in float32. Reading fewer bytes is the whole gain, so the
  * arithmetic must keep up with memory: four rows at a time, and column blocks that stay in the first-level cache. */
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
-enum { BLOCK = 4096 };
+enum { BLOCK = 4096, STEP = 2048 }; /* columns in the first-level cache, and of all rows in the second */
 
 static inline float widen_bfloat16(uint16_t x) {
     uint32_t bits = (uint32_t)x << 16;
@@ -14,6 +15,8 @@ static inline float widen_bfloat16(uint16_t x) {
 }
 
 static inline float widen_int8(int8_t x) { return (float)x; }
+
+static inline float widen_float32(float x) { return x; }
 
 /* project: u += F d.    lift: g += alpha * F' u, the last columns first: they are still in the cache. */
 #define DEFINE(NAME, TYPE)                                                                            \
@@ -62,5 +65,40 @@ static inline float widen_int8(int8_t x) { return (float)x; }
         }                                                                                             \
     }
 
+DEFINE(float32, float)
 DEFINE(bfloat16, uint16_t)
 DEFINE(int8, int8_t)
+
+/* A step of Adam; moved becomes the difference, as rounded. */
+static void adam(float *restrict p, const float *restrict g, float *restrict m, float *restrict v,
+                 float *restrict moved, int64_t n, float beta1, float beta2, float step_size, float root,
+                 float epsilon) {
+    memcpy(moved, p, n * sizeof *p);
+    for (int64_t j = 0; j < n; j++) {
+        m[j] += (1 - beta1) * (g[j] - m[j]);
+        v[j] = beta2 * v[j] + (1 - beta2) * g[j] * g[j];
+        p[j] -= step_size * (m[j] / (sqrtf(v[j]) / root + epsilon));
+    }
+    for (int64_t j = 0; j < n; j++) moved[j] = p[j] - moved[j];
+}
+
+/* Adam with gradient g + F' w; moved += F (new parameters - old ones). A block of columns is used twice, the
+ * second time from the cache. */
+#define DEFINE_STEP(NAME, TYPE)                                                                       \
+    void step_##NAME(const TYPE *F, int64_t ld, int64_t t, int64_t n, const float *w, float *moved,   \
+                     float *point, const float *gradient, float *first, float *second, float beta1,   \
+                     float beta2, float step_size, float root, float epsilon) {                       \
+        float sum[STEP], change[STEP];                                                                \
+        for (int64_t start = 0; start < n; start += STEP) {                                           \
+            int64_t width = n - start < STEP ? n - start : STEP;                                      \
+            memcpy(sum, gradient + start, width * sizeof *sum);                                       \
+            lift_##NAME(F + start, ld, t, width, w, 1, sum);                                          \
+            adam(point + start, sum, first + start, second + start, change, width, beta1, beta2,      \
+                 step_size, root, epsilon);                                                           \
+            project_##NAME(F + start, ld, t, width, change, moved);                                   \
+        }                                                                                             \
+    }
+
+DEFINE_STEP(float32, float)
+DEFINE_STEP(bfloat16, uint16_t)
+DEFINE_STEP(int8, int8_t)

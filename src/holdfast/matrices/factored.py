@@ -30,13 +30,17 @@ class FactoredMatrix(PSDMatrix):
         rows: F, shape (rows, m): floating point, or int8 with ``scale``.
         scale: One number per row, for int8.
 
+    Attributes:
+        rows: F as it is stored.
+        scale: What int8 rows are multiplied by; None for others.
+
     Example:
         >>> FactoredMatrix(torch.tensor([[1.0, 2.0]])).dense().tolist()
         [[1.0, 2.0], [2.0, 4.0]]
     """
 
     def __init__(self, rows: Tensor, scale: Tensor | None = None) -> None:
-        self._rows, self._scale, self.dim = rows, scale, rows.shape[1]
+        self.rows, self.scale, self.dim = rows, scale, rows.shape[1]
 
     @property
     def offset_length(self) -> int:
@@ -44,18 +48,18 @@ class FactoredMatrix(PSDMatrix):
 
     @property
     def state_length(self) -> int:
-        return self._rows.shape[0]
+        return self.rows.shape[0]
 
     @property
     def factor(self) -> Tensor:
         """F in full precision, shape (rows, m)."""
-        rows = self._rows.to(compute_dtype(self._rows))
-        return rows if self._scale is None else rows * self._scale.unsqueeze(1)
+        rows = self.rows.to(compute_dtype(self.rows))
+        return rows if self.scale is None else rows * self.scale.unsqueeze(1)
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
-        rows = {"rows": self._rows}
-        return rows if self._scale is None else {**rows, "scale": self._scale}
+        rows = {"rows": self.rows}
+        return rows if self.scale is None else {**rows, "scale": self.scale}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
@@ -67,17 +71,17 @@ class FactoredMatrix(PSDMatrix):
 
     def lift(self, u: Tensor) -> Tensor:
         """Fᵀ u, in one read of F."""
-        dtype = compute_dtype(self._rows, u)
+        dtype = compute_dtype(self.rows, u)
         u = u.to(dtype)
-        if self._rows.dtype == dtype:
-            return u @ self._rows
+        if self.rows.dtype == dtype:
+            return u @ self.rows
         out = u.new_zeros(self.dim)
         self._add_lift_([out], u, 1.0)
         return out
 
     def _project(self, pieces: Sequence[Tensor]) -> Tensor:
         """F v for a vector in pieces: views of F, so that a large model needs no flat copy."""
-        rows, dtype, first = self._rows, compute_dtype(self._rows, *pieces), 0
+        rows, dtype, first = self.rows, compute_dtype(self.rows, *pieces), 0
         if len(pieces) == 1 and rows.dtype == dtype:
             return rows @ pieces[0].to(dtype)
         compiled = kernels.serves(rows, *pieces)
@@ -89,13 +93,13 @@ class FactoredMatrix(PSDMatrix):
                 for part, columns in _parts(piece, rows, first):
                     u.addmv_(columns.to(dtype), part.to(dtype))
             first += piece.numel()
-        return u if self._scale is None else u * self._scale.to(dtype)
+        return u if self.scale is None else u * self.scale.to(dtype)
 
     def _add_lift_(self, targets: Sequence[Tensor], u: Tensor, alpha: float) -> None:
         """Add alpha · Fᵀ u to a vector in pieces, all in the precision of u."""
-        rows, first = self._rows, 0
-        if self._scale is not None:
-            u = u * self._scale.to(u.dtype)
+        rows, first = self.rows, 0
+        if self.scale is not None:
+            u = u * self.scale.to(u.dtype)
         compiled = kernels.serves(rows, u, *targets)
         for target in targets:
             if compiled:
@@ -168,9 +172,9 @@ class FactoredMatrix(PSDMatrix):
         return self.factor.square().sum(0)
 
     def trace(self) -> Tensor:
-        if self._scale is not None or self._rows.dtype != compute_dtype(self._rows):
+        if self.scale is not None or self.rows.dtype != compute_dtype(self.rows):
             return self.factor.square().sum()
-        norms = torch.linalg.vector_norm(self._rows, dim=1)  # one read, no squares written out
+        norms = torch.linalg.vector_norm(self.rows, dim=1)  # one read, no squares written out
         return norms.square().sum()
 
     def dense(self) -> Tensor:
@@ -179,12 +183,12 @@ class FactoredMatrix(PSDMatrix):
 
     def __rmul__(self, scale: float) -> Self:
         root = weight(scale) ** 0.5
-        if self._scale is not None:
-            return type(self)(self._rows, root * self._scale)
-        return type(self)(root * self._rows)
+        if self.scale is not None:
+            return type(self)(self.rows, root * self.scale)
+        return type(self)(root * self.rows)
 
     def scale_(self, scale: float) -> Self:
-        (self._rows if self._scale is None else self._scale).mul_(scale**0.5)
+        (self.rows if self.scale is None else self.scale).mul_(scale**0.5)
         return self
 
     def to(
@@ -198,10 +202,10 @@ class FactoredMatrix(PSDMatrix):
         if dtype is not None and not dtype.is_floating_point:
             raise ValueError(f"a factor can be stored in floating point or int8, not {dtype}")
         if dtype is None:
-            scale_ = None if self._scale is None else self._scale.to(device)
-            return type(self)(self._rows.to(device), scale_)
-        rows = self._rows if self._scale is None else self.factor
+            scale_ = None if self.scale is None else self.scale.to(device)
+            return type(self)(self.rows.to(device), scale_)
+        rows = self.rows if self.scale is None else self.factor
         return type(self)(rows.to(device=device, dtype=dtype))
 
     def expand(self, dim: int, index: Tensor) -> Self:
-        return type(self)(scatter(self._rows, dim, index), self._scale)
+        return type(self)(scatter(self.rows, dim, index), self.scale)
