@@ -26,7 +26,7 @@ CORE = """
 EXPERIMENTS = """
     seeds settings augmentation data streams multi_head wide_resnet models
     backpropagation adam penalised_step training metrics original_diagonal
-    experiment results boundaries checkpoint fisher_study execution jobs
+    experiment results boundaries checkpoint fisher_study execution jobs sharing
     display sweep worker recipes reproduction report bench
     cli_errors cli_bench cli_data cli_show cli
 """.split()

@@ -47,9 +47,7 @@ class State:
 def first_task_id(experiment: Experiment) -> str:
     """One name for all experiments that learn the same first task in the same way."""
     neutral = dataclasses.replace(
-        experiment,
-        recipe="",
-        preset="",
+        experiment.work,
         regularizer=None,
         original_diagonal=None,
         limit=None,

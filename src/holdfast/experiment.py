@@ -102,6 +102,11 @@ class Experiment:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
+    def work(self) -> "Experiment":
+        """The experiment without the names of its study: what decides every number of its result."""
+        return dataclasses.replace(self, recipe="", preset="")
+
+    @property
     def label(self) -> str:
         """A short description for people, e.g. ``paper ewc count_sketch seed 3``."""
         words = [self.preset]

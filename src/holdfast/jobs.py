@@ -145,7 +145,7 @@ class RunFisherStudy(Job):
 @functools.lru_cache(maxsize=4096)  # asked for every waiting job whenever progress is shown
 def kind_of(experiment: Experiment) -> str:
     """What decides the duration of an experiment: all of it but its names, seed, role and strength."""
-    neutral = dataclasses.replace(experiment, recipe="", preset="", seed=0, role="report")
+    neutral = dataclasses.replace(experiment.work, seed=0, role="report")
     if experiment.role == "single":
         neutral = dataclasses.replace(neutral, role="single")
     if neutral.regularizer is not None:

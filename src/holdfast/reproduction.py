@@ -1,7 +1,7 @@
 """From a recipe to a results folder: resume, run, and leave a report behind."""
 
 import errno
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -11,10 +11,11 @@ from holdfast.approximation import Setting
 from holdfast.display import Display
 from holdfast.experiment import Experiment
 from holdfast.hashing import Draw
-from holdfast.jobs import RunExperiment, kind_of
+from holdfast.jobs import Job, RunExperiment, kind_of
 from holdfast.parameters import ParameterSpace
-from holdfast.recipes import Recipe, Request, Score
+from holdfast.recipes import RECIPES, Recipe, Request, Score
 from holdfast.results import BrokenResult
+from holdfast.sharing import Elsewhere
 from holdfast.structure import layer_shapes
 from holdfast.sweep import Estimator, Summary, sweep
 
@@ -48,18 +49,32 @@ def reproduce(
 
     for result in results.load_all(folder, report).values():
         estimator.record(kind_of(result.experiment), result.seconds["total"])
-    score = _validation_score(folder)
-    planned = recipe.jobs(request, score)
+    score, taken = _validation_score(folder), 0
+    elsewhere = Elsewhere(folder, [folder.absolute().parent / name for name in RECIPES])
+
+    def plan() -> Sequence[Job]:
+        nonlocal taken
+        planned = recipe.jobs(request, score)
+        while count := elsewhere.take_over(planned):  # a search may have ended with that
+            taken += count
+            planned = recipe.jobs(request, score)
+        return planned
+
     open_runs = [
-        j.experiment for j in planned if isinstance(j, RunExperiment) and not j.done(folder)
+        j.experiment for j in plan() if isinstance(j, RunExperiment) and not j.done(folder)
     ]
 
     with display:
         note = memory_note(open_runs, jobs)
         if note is not None:
             display.message(note)
+        if taken:
+            runs, verb = ("run", "is") if taken == 1 else ("runs", "are")
+            display.message(
+                f"{taken} {runs} of other studies {verb} the same work and {verb} taken over"
+            )
         summary = sweep(
-            lambda: recipe.jobs(request, score),
+            plan,
             folder,
             display,
             jobs=jobs,

@@ -1,0 +1,67 @@
+"""The same work under another name is taken over."""
+
+import dataclasses
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from holdfast import results
+from holdfast.display import Lines
+from holdfast.execution import execute
+from holdfast.experiment import Experiment
+from holdfast.jobs import RunExperiment
+from holdfast.models import MLP
+from holdfast.recipes import RECIPES, Request
+from holdfast.reproduction import reproduce
+from holdfast.sharing import Elsewhere
+from holdfast.streams import Toy
+from holdfast.training import Training
+
+DONE = Experiment(
+    "toy",
+    "paper",
+    Toy(length=2, train=20, validation=10, test=10),
+    MLP((2, 4, 2)),
+    Training(epochs=1, batch_size=10),
+)
+SAME = dataclasses.replace(DONE, recipe="frontier", preset="other")
+
+
+def test_the_same_work_is_copied_under_its_own_name(tmp_path: Path) -> None:
+    execute(DONE).save(tmp_path / "toy")
+    elsewhere = Elsewhere(tmp_path / "frontier", [tmp_path / "toy", tmp_path / "none"])
+    assert elsewhere.take_over([RunExperiment(SAME)]) == 1
+    found = results.load_all(tmp_path / "frontier")
+    assert list(found) == [SAME.id]
+    assert found[SAME.id].test == execute(SAME).test
+    assert elsewhere.take_over([RunExperiment(SAME)]) == 0  # it is there
+
+
+def test_other_work_pictures_and_damaged_files_are_not(tmp_path: Path) -> None:
+    path = execute(DONE).save(tmp_path / "toy")
+    (path.parent / "odd.json").write_text("[]")
+    elsewhere = Elsewhere(tmp_path / "frontier", [tmp_path / "toy"])
+    wanted = [
+        RunExperiment(dataclasses.replace(SAME, seed=1)),
+        RunExperiment(dataclasses.replace(SAME, training=Training(epochs=2, batch_size=10))),
+        RunExperiment(SAME, boundaries=True),
+    ]
+    assert elsewhere.take_over(wanted) == 0
+    path.write_text(path.read_text().replace('"initial":[', '"initial":[2,'))
+    assert elsewhere.take_over([RunExperiment(SAME)]) == 0
+    assert not (tmp_path / "frontier").exists()
+
+
+def test_a_reproduction_says_what_it_takes_over(tmp_path: Path) -> None:
+    """The runs of one study, renamed, serve the next as far as they are the same."""
+    request = Request(("paper",), smoke=True)
+    planned = RECIPES["toy"].jobs(request, lambda _: None)
+    one = next(j for j in planned if isinstance(j, RunExperiment) and not j.boundaries)
+    renamed = dataclasses.replace(one.experiment, recipe="frontier", preset="toy")
+    execute(renamed).save(tmp_path / "frontier")
+    out = io.StringIO()
+    display = Lines(Console(file=out, width=200))
+    summary = reproduce(RECIPES["toy"], request, tmp_path / "toy", display, budget=1e-6)
+    assert "1 run of other studies is the same work and is taken over" in out.getvalue()
+    assert summary.kept == 1
