@@ -1,5 +1,6 @@
 """Rows seen through a window: some of their columns, or with their squares or lengths added up on the way."""
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,29 @@ from holdfast.structure import LayerReader, LayerShape
 __all__ = ["PartialRows", "SquaredRows", "TracedRows"]
 
 
-class PartialRows(RowBatch):
+class _View(RowBatch):
+    """Rows made from what other rows are made from: regrouped as those are, and seen alike again."""
+
+    def __init__(self, rows: RowBatch) -> None:
+        self._rows, self.index = rows, rows.index
+
+    @abstractmethod
+    def _seen(self, rows: RowBatch) -> RowBatch:
+        """Other rows through the same window."""
+
+    @property
+    def columns(self) -> list[Tensor] | None:
+        return self._rows.columns
+
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        return self._rows.signature
+
+    def like(self, columns: Sequence[Tensor], index: Tensor) -> RowBatch:
+        return self._seen(self._rows.like(columns, index))
+
+
+class PartialRows(_View):
     """Some columns of other rows.
 
     Args:
@@ -30,7 +53,7 @@ class PartialRows(RowBatch):
         ranges: Sequence[tuple[int, int]],
         room: Tensor,
     ) -> None:
-        self._rows, self.index = rows, rows.index
+        super().__init__(rows)
         self._chosen, self._ranges, self._room = chosen, ranges, room
 
     def _cut(self, whole: Tensor) -> Tensor:
@@ -69,20 +92,11 @@ class PartialRows(RowBatch):
             column -= end - start
         raise IndexError("no such column")
 
-    @property
-    def columns(self) -> list[Tensor] | None:
-        return self._rows.columns
-
-    @property
-    def signature(self) -> tuple[Any, ...]:
-        return self._rows.signature
-
-    def like(self, columns: Sequence[Tensor], index: Tensor) -> "PartialRows":
-        rows = self._rows.like(columns, index)
+    def _seen(self, rows: RowBatch) -> RowBatch:
         return PartialRows(rows, self._chosen, self._ranges, self._room)
 
 
-class TracedRows(RowBatch):
+class TracedRows(_View):
     """Rows whose squared length in every layer is added up when the layers are read.
 
     Args:
@@ -91,7 +105,8 @@ class TracedRows(RowBatch):
     """
 
     def __init__(self, rows: RowBatch, traces: Tensor) -> None:
-        self._rows, self._traces, self.index = rows, traces, rows.index
+        super().__init__(rows)
+        self._traces = traces
 
     def blocks(self) -> Iterator[Tensor]:
         return self._rows.blocks()
@@ -104,16 +119,8 @@ class TracedRows(RowBatch):
     ) -> None:
         self._rows.read_layers(layers, _Measured(reader, self._traces), squares)
 
-    @property
-    def columns(self) -> list[Tensor] | None:
-        return self._rows.columns
-
-    @property
-    def signature(self) -> tuple[Any, ...]:
-        return self._rows.signature
-
-    def like(self, columns: Sequence[Tensor], index: Tensor) -> "TracedRows":
-        return TracedRows(self._rows.like(columns, index), self._traces)
+    def _seen(self, rows: RowBatch) -> RowBatch:
+        return TracedRows(rows, self._traces)
 
 
 class _Measured:
@@ -141,11 +148,12 @@ def _squared_lengths(inputs: Tensor, gradients: Tensor) -> Tensor:
     return (gradients.mT @ inputs).square().sum()
 
 
-class SquaredRows(RowBatch):
+class SquaredRows(_View):
     """Rows whose squares are added to a vector when they are read: each row is read once."""
 
     def __init__(self, rows: RowBatch, squares: Tensor) -> None:
-        self._rows, self._squares, self.index = rows, squares, rows.index
+        super().__init__(rows)
+        self._squares = squares
 
     def blocks(self) -> Iterator[Tensor]:
         for block in self._rows.blocks():
@@ -156,13 +164,5 @@ class SquaredRows(RowBatch):
         self._rows.add_signed_sum_(out, signs)
         self._rows.add_squared_sum_(self._squares)
 
-    @property
-    def columns(self) -> list[Tensor] | None:
-        return self._rows.columns
-
-    @property
-    def signature(self) -> tuple[Any, ...]:
-        return self._rows.signature
-
-    def like(self, columns: Sequence[Tensor], index: Tensor) -> "SquaredRows":
-        return SquaredRows(self._rows.like(columns, index), self._squares)
+    def _seen(self, rows: RowBatch) -> RowBatch:
+        return SquaredRows(rows, self._squares)
