@@ -9,6 +9,7 @@ from holdfast import results
 from holdfast.experiment import Experiment
 from holdfast.recipes import RECIPES, Request
 from holdfast.report import write
+from holdfast.report.paper import paper_seeds
 from holdfast.results import Result
 from holdfast.streams import CIFAR100Shift
 
@@ -99,3 +100,9 @@ def test_cifar100(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (tmp_path / "smoke" / "report.md").read_text()
     assert "One image of dolphin, apple, lamp, maple_tree, bicycle" in text
     assert (tmp_path / "smoke" / "figures" / "augmentation-task-2.png").exists()
+
+
+def test_the_seeds_of_the_paper_are_those_of_its_files() -> None:
+    assert paper_seeds("permuted-mnist", "original-code") == range(40, 45)
+    assert paper_seeds("permuted-mnist", "fair") == range(5)
+    assert paper_seeds("toy", "original-code") == range(5)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from holdfast.report.paper import PAPER_SEEDS, Printed
+from holdfast.report.paper import Printed, paper_seeds
 from holdfast.report.paper import accuracy as printed_accuracy
 from holdfast.results import Result
 
@@ -155,7 +155,8 @@ class Setting:
     @property
     def paper_runs(self) -> tuple[Run, ...]:
         """The runs with the paper's seeds."""
-        return tuple(run for run in self.runs if run.seed in PAPER_SEEDS)
+        seeds = paper_seeds(self.recipe, self.preset)
+        return tuple(run for run in self.runs if run.seed in seeds)
 
     @property
     def paper(self) -> Printed | None:

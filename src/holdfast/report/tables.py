@@ -25,14 +25,11 @@ from holdfast.report.measures import (
     summary,
     transfer,
 )
-from holdfast.report.paper import PAPER_SEEDS
+from holdfast.report.paper import paper_seeds
 from holdfast.report.settings import Setting
 
 __all__ = ["accuracy", "beside", "transfers"]
 
-_FIVE = Column(
-    f"Seeds {PAPER_SEEDS[0]}–{PAPER_SEEDS[-1]}", help="Ours, over the paper's five seeds alone"
-)
 _OURS = Column("Ours", help="Mean ± standard deviation (ddof 1) over all seeds")
 _DELTA = Column("Difference (SE)", help="Ours over all seeds minus the paper's, in points")
 _WITHIN = Column(
@@ -41,10 +38,15 @@ _WITHIN = Column(
     help="And how many standard errors it is; coloured from 20 seeds on",
 )
 _COSTS = [
-    Column("Train, s", help="Seconds of training in one run, all tasks, mean over seeds"),
+    Column("Train, s", help="Seconds of training in one run, all tasks, median over seeds"),
     Column("Matrix, s", help="Seconds of consolidation in one run: computing the matrices"),
     Column("Penalty", help="Bytes of the largest penalty of a run"),
 ]
+
+
+def _five_seeds(study: Study, preset: str) -> Column:
+    seeds = paper_seeds(study.recipe, preset)
+    return Column(f"Seeds {seeds[0]}–{seeds[-1]}", help="Ours, over the paper's five seeds alone")
 
 
 def _costs(setting: Setting) -> list[Cell]:
@@ -97,7 +99,7 @@ def accuracy(study: Study, preset: str) -> Table | None:
             _OURS,
             *([Column("Std, ddof 0", help="As the original notebooks compute it")] * population),
             Column("Seeds"),
-            _FIVE,
+            _five_seeds(study, preset),
             _DELTA,
             _WITHIN,
             *([Column("λ")] * several),
@@ -145,7 +147,7 @@ def beside(study: Study, preset: str) -> Table | None:
             Column("Paper", help="Only where the paper may have meant this setting"),
             _OURS,
             Column("Seeds"),
-            _FIVE,
+            _five_seeds(study, preset),
             _DELTA,
             _WITHIN,
             Column("Against above", help="Paired difference to the table above, 95 % interval"),
