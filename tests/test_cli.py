@@ -60,6 +60,7 @@ REFUSED = {
     "jobs": (["reproduce", "toy", "--jobs", "0"], "Invalid value for '--jobs'"),
     "seeds": (["reproduce", "toy", "--seeds", "0"], "Invalid value for '--seeds'"),
     "budget": (["reproduce", "toy", "--time-budget", "soon"], "written like 90s, 150m or 1h30m"),
+    "no digits": (["reproduce", "toy", "--time-budget", ".s"], "written like 90s, 150m or 1h30m"),
     "run": (["run", "nothing"], "known: toy"),
     "no file": (["run", "nothing.json"], "No such file"),
     "report": (["report", "toy"], "no results folder results/toy"),

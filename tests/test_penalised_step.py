@@ -115,3 +115,22 @@ def test_a_penalty_on_a_part_goes_by_pieces() -> None:
     penalty = recipe.consolidate(model, [(X, Y)], progress=False)
     _, how = trained(penalty)
     assert how == "function"
+
+
+def test_a_penalty_of_another_network_is_refused() -> None:
+    """Names and the number of parameters agree, shapes do not."""
+    one, other = (nn.Sequential(nn.Linear(*s, bias=False)) for s in ((4, 6), (6, 4)))
+    x, y = torch.randn(8, 4), torch.arange(8) % 6
+    recipe = hf.Regularizer(hf.EWC(), hf.LowRank(2))
+    penalty = recipe.consolidate(one, [(x, y)], progress=False)
+    with pytest.raises(ValueError, match="shape"):
+        penalised(other, penalty, FlatAdam(other, 1e-3))
+
+
+def test_no_columns_are_no_work() -> None:
+    empty = torch.zeros(0)
+    constants = kernels.AdamConstants(0.1, 0.001, 0.1, 1.0, 1e-8)
+    moved = kernels.adam_step_(
+        torch.zeros(3, 0), torch.ones(3), empty, empty, empty, empty, constants
+    )
+    assert moved.tolist() == [0.0, 0.0, 0.0]

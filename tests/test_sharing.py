@@ -31,11 +31,11 @@ SAME = dataclasses.replace(DONE, recipe="frontier", preset="other")
 def test_the_same_work_is_copied_under_its_own_name(tmp_path: Path) -> None:
     execute(DONE).save(tmp_path / "toy")
     elsewhere = Elsewhere(tmp_path / "frontier", [tmp_path / "toy", tmp_path / "none"])
-    assert elsewhere.take_over([RunExperiment(SAME)]) == 1
+    assert [r.experiment for r in elsewhere.take_over([RunExperiment(SAME)])] == [SAME]
     found = results.load_all(tmp_path / "frontier")
     assert list(found) == [SAME.id]
     assert found[SAME.id].test == execute(SAME).test
-    assert elsewhere.take_over([RunExperiment(SAME)]) == 0  # it is there
+    assert not elsewhere.take_over([RunExperiment(SAME)])  # it is there
 
 
 def test_other_work_pictures_and_damaged_files_are_not(tmp_path: Path) -> None:
@@ -47,10 +47,22 @@ def test_other_work_pictures_and_damaged_files_are_not(tmp_path: Path) -> None:
         RunExperiment(dataclasses.replace(SAME, training=Training(epochs=2, batch_size=10))),
         RunExperiment(SAME, boundaries=True),
     ]
-    assert elsewhere.take_over(wanted) == 0
+    assert not elsewhere.take_over(wanted)
     path.write_text(path.read_text().replace('"initial":[', '"initial":[2,'))
-    assert elsewhere.take_over([RunExperiment(SAME)]) == 0
+    assert not elsewhere.take_over([RunExperiment(SAME)])
     assert not (tmp_path / "frontier").exists()
+
+
+def test_a_damaged_file_hides_no_whole_one(tmp_path: Path) -> None:
+    bad = execute(DONE).save(tmp_path / "one")
+    bad.write_text(bad.read_text().replace('"total":', '"sum":'))
+    execute(DONE).save(tmp_path / "two")
+    own = results.path_of(tmp_path / "toy", SAME)
+    own.parent.mkdir(parents=True)
+    own.write_text("{")  # what is broken is no reason to do the work again
+    elsewhere = Elsewhere(tmp_path / "toy", [tmp_path / "one", tmp_path / "two"])
+    assert len(elsewhere.take_over([RunExperiment(SAME)])) == 1
+    assert results.load(own).experiment == SAME
 
 
 def test_a_reproduction_says_what_it_takes_over(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -53,17 +54,13 @@ def main() -> None:
 
 def seconds(text: str) -> float:
     """A time budget such as ``90s``, ``150m`` or ``1h30m`` in seconds."""
-    units = {"h": 3600, "m": 60, "s": 1}
-    total, digits = 0.0, ""
-    for character in text.replace(" ", ""):
-        if character.isdigit() or character == ".":
-            digits += character
-            continue
-        if character not in units or not digits or digits.count(".") > 1:
-            break
-        total, digits = total + float(digits) * units[character], ""
-    else:
-        if not digits and total > 0:
+    units, number = {"h": 3600, "m": 60, "s": 1}, r"([0-9]+(?:\.[0-9]+)?)"
+    text = text.replace(" ", "")
+    if re.fullmatch(rf"({number}[hms])+", text):
+        total = sum(
+            float(value) * units[unit] for value, unit in re.findall(rf"{number}([hms])", text)
+        )
+        if total > 0:
             return total
     raise ValueError(f"a time budget is written like 90s, 150m or 1h30m, got {text!r}")
 

@@ -36,6 +36,8 @@ def penalised(model: nn.Module, penalty: Pull | None, optimizer: FlatAdam) -> Ca
     """
     if penalty is None:
         return lambda: optimizer.step
+    if isinstance(penalty, Penalty):
+        penalty.space.tensors(model)  # refuses a penalty of another network
     flat = optimizer.flat
     names = [name for name, p in model.named_parameters() if p.requires_grad]
     if (
@@ -107,8 +109,8 @@ class _FusedStep:
             state["exp_avg"],
             state["exp_avg_sq"],
             kernels.AdamConstants(
-                beta1=BETA1,
-                beta2=BETA2,
+                new1=1 - BETA1,
+                new2=1 - BETA2,
                 step_size=self._optimizer.lr / (1 - BETA1**count),
                 root=(1 - BETA2**count) ** 0.5,
                 epsilon=EPSILON,

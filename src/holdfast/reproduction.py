@@ -49,14 +49,18 @@ def reproduce(
 
     for result in results.load_all(folder, report).values():
         estimator.record(kind_of(result.experiment), result.seconds["total"])
-    score, taken = _validation_score(folder), 0
+    score = _validation_score(folder)
     elsewhere = Elsewhere(folder, [folder.absolute().parent / name for name in RECIPES])
 
     def plan() -> Sequence[Job]:
-        nonlocal taken
         planned = recipe.jobs(request, score)
-        while count := elsewhere.take_over(planned):  # a search may have ended with that
-            taken += count
+        while taken := elsewhere.take_over(planned):  # a search may have ended with that
+            for result in taken:
+                estimator.record(kind_of(result.experiment), result.seconds["total"])
+            runs, verb = ("run", "is") if len(taken) == 1 else ("runs", "are")
+            display.message(
+                f"{len(taken)} {runs} of other studies {verb} the same work and {verb} taken over"
+            )
             planned = recipe.jobs(request, score)
         return planned
 
@@ -68,11 +72,6 @@ def reproduce(
         note = memory_note(open_runs, jobs)
         if note is not None:
             display.message(note)
-        if taken:
-            runs, verb = ("run", "is") if taken == 1 else ("runs", "are")
-            display.message(
-                f"{taken} {runs} of other studies {verb} the same work and {verb} taken over"
-            )
         summary = sweep(
             plan,
             folder,

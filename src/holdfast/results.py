@@ -134,6 +134,7 @@ def load(path: Path) -> Result:
         names = [f.name for f in dataclasses.fields(Result) if f.name != "experiment"]
         result = Result(experiment, **{name: data[name] for name in names})
         _check_shapes(result)
+        _check_costs(result)
     except KeyError as error:
         raise BrokenResult(f"{path} lacks the field {error}") from error
     except (ValueError, TypeError) as error:
@@ -164,6 +165,21 @@ def load_all(
                 raise
             report(error)
     return found
+
+
+def _check_costs(result: Result) -> None:
+    """Refuse seconds, bytes and versions that the report could not show."""
+    known = ("training", "consolidation", "evaluation", "total")
+    if not isinstance(result.seconds, dict) or sorted(result.seconds) != sorted(known):
+        raise ValueError(f"seconds: expected {', '.join(known)}, got {result.seconds!r}")
+    numbers = {f"seconds of {name}": value for name, value in result.seconds.items()}
+    numbers |= {name: getattr(result, name) for name in ("penalty_bytes", "floats_per_parameter")}
+    for name, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+            raise ValueError(f"{name}: expected a number of at least 0, got {value!r}")
+    for name in ("versions", "machine"):
+        if not isinstance(getattr(result, name), dict):
+            raise ValueError(f"{name}: expected names and values, got {getattr(result, name)!r}")
 
 
 def _check_shapes(result: Result) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from holdfast import results
 from holdfast.experiment import Experiment
 from holdfast.jobs import Job, RunExperiment
-from holdfast.results import BrokenResult, ForeignResult
+from holdfast.results import BrokenResult, ForeignResult, Result
 
 __all__ = ["Elsewhere"]
 
@@ -27,31 +27,35 @@ class Elsewhere:
 
     def __init__(self, folder: Path, others: Iterable[Path] = ()) -> None:
         self._folder = folder
-        self._paths: dict[str, Path] = {}
+        self._paths: dict[str, list[Path]] = {}
         folders = [folder, *others]
         for path in (path for place in folders for path in sorted(place.glob("runs/*.json"))):
             try:
                 experiment = Experiment.from_json(json.loads(path.read_bytes())["experiment"])
             except (OSError, ValueError, TypeError, KeyError):
                 continue  # not a result, or a damaged one: whose folder it is, reports it
-            self._paths.setdefault(experiment.work.id, path)
+            self._paths.setdefault(experiment.work.id, []).append(path)
 
-    def take_over(self, jobs: Iterable[Job]) -> int:
-        """Copy into the folder what it lacks and another has; returns how many runs that were.
+    def take_over(self, jobs: Iterable[Job]) -> list[Result]:
+        """Copy into the folder what it lacks and another has; returns those results.
 
         A run that also keeps pictures is not taken over: they are not in its result.
         """
-        count = 0
+        taken = []
         for job in jobs:
-            if not isinstance(job, RunExperiment) or job.boundaries:
+            if not isinstance(job, RunExperiment) or job.boundaries or job.done(self._folder):
                 continue
-            path = self._paths.get(job.experiment.work.id)
-            if path is None or results.path_of(self._folder, job.experiment).exists():
-                continue
+            found = self._whole(job.experiment.work.id)
+            if found is not None:
+                taken.append(dataclasses.replace(found, experiment=job.experiment))
+                taken[-1].save(self._folder)
+        return taken
+
+    def _whole(self, work: str) -> Result | None:
+        """The first valid result of some work."""
+        for path in self._paths.get(work, []):
             try:
-                found = results.load(path)
+                return results.load(path)
             except (OSError, BrokenResult, ForeignResult):
                 continue
-            dataclasses.replace(found, experiment=job.experiment).save(self._folder)
-            count += 1
-        return count
+        return None

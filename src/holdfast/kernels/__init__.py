@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -50,7 +51,11 @@ def library() -> ctypes.CDLL | None:
         return None
     try:
         built = ctypes.CDLL(str(_build()))
-    except (OSError, subprocess.SubprocessError):  # no compiler, no cache folder, a foreign file
+    except (
+        OSError,
+        RuntimeError,
+        subprocess.SubprocessError,
+    ):  # no compiler, no home, a foreign file
         return None
     pointer, count, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
     for name in _NAMES.values():
@@ -67,11 +72,11 @@ def library() -> ctypes.CDLL | None:
 
 def _build() -> Path:
     """The path of the compiled file; compiled if this machine has not done so yet."""
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
+    compiler = shlex.split(os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or "")
+    if not compiler:
         raise FileNotFoundError("no C compiler")
     text = _SOURCE.read_text()
-    key = hashlib.sha256("\n".join((text, compiler, *_FLAGS, _machine())).encode()).hexdigest()
+    key = hashlib.sha256("\n".join((text, *compiler, *_FLAGS, _machine())).encode()).hexdigest()
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = home / "holdfast" / "kernels"
     target = folder / f"factor-{key[:16]}.so"
@@ -82,7 +87,7 @@ def _build() -> Path:
         out = Path(work) / "factor.so"
         for flags in (_FLAGS, _PLAIN):
             done = subprocess.run(
-                [compiler, *flags, str(_SOURCE), "-o", str(out)], capture_output=True, timeout=60
+                [*compiler, *flags, str(_SOURCE), "-o", str(out)], capture_output=True, timeout=60
             )
             if done.returncode == 0:
                 break
@@ -130,15 +135,15 @@ class AdamConstants:
     """What a step of Adam takes beside its tensors.
 
     Attributes:
-        beta1: Decay of the first moment.
-        beta2: Decay of the second moment.
+        new1: Weight of the new gradient in the first moment, 1 − β₁.
+        new2: Weight of its square in the second moment, 1 − β₂.
         step_size: The learning rate over the bias correction of the first moment.
         root: The root of the bias correction of the second moment.
         epsilon: Added to the root of the second moment.
     """
 
-    beta1: float
-    beta2: float
+    new1: float
+    new2: float
     step_size: float
     root: float
     epsilon: float
@@ -177,9 +182,9 @@ def adam_step_(
 
     parts = _parts(point.numel())
     moved = w.new_zeros(len(parts), len(rows))
-    if len(parts) <= 1:
+    if len(parts) == 1:
         part(parts[0], moved[0])
-    else:
+    elif parts:
         with ThreadPoolExecutor(len(parts)) as pool:  # ctypes releases the interpreter's lock
             list(pool.map(part, parts, moved))
     return moved.sum(0)

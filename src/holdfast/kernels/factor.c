@@ -71,12 +71,12 @@ DEFINE(int8, int8_t)
 
 /* A step of Adam; moved becomes the difference, as rounded. */
 static void adam(float *restrict p, const float *restrict g, float *restrict m, float *restrict v,
-                 float *restrict moved, int64_t n, float beta1, float beta2, float step_size, float root,
+                 float *restrict moved, int64_t n, float new1, float new2, float step_size, float root,
                  float epsilon) {
     memcpy(moved, p, n * sizeof *p);
     for (int64_t j = 0; j < n; j++) {
-        m[j] += (1 - beta1) * (g[j] - m[j]);
-        v[j] = beta2 * v[j] + (1 - beta2) * g[j] * g[j];
+        m[j] += new1 * (g[j] - m[j]);
+        v[j] += new2 * (g[j] * g[j] - v[j]);
         p[j] -= step_size * (m[j] / (sqrtf(v[j]) / root + epsilon));
     }
     for (int64_t j = 0; j < n; j++) moved[j] = p[j] - moved[j];
@@ -86,14 +86,14 @@ static void adam(float *restrict p, const float *restrict g, float *restrict m, 
  * second time from the cache. */
 #define DEFINE_STEP(NAME, TYPE)                                                                       \
     void step_##NAME(const TYPE *F, int64_t ld, int64_t t, int64_t n, const float *w, float *moved,   \
-                     float *point, const float *gradient, float *first, float *second, float beta1,   \
-                     float beta2, float step_size, float root, float epsilon) {                       \
+                     float *point, const float *gradient, float *first, float *second, float new1,    \
+                     float new2, float step_size, float root, float epsilon) {                        \
         float sum[STEP], change[STEP];                                                                \
         for (int64_t start = 0; start < n; start += STEP) {                                           \
             int64_t width = n - start < STEP ? n - start : STEP;                                      \
             memcpy(sum, gradient + start, width * sizeof *sum);                                       \
             lift_##NAME(F + start, ld, t, width, w, 1, sum);                                          \
-            adam(point + start, sum, first + start, second + start, change, width, beta1, beta2,      \
+            adam(point + start, sum, first + start, second + start, change, width, new1, new2,        \
                  step_size, root, epsilon);                                                           \
             project_##NAME(F + start, ld, t, width, change, moved);                                   \
         }                                                                                             \
