@@ -32,7 +32,7 @@ def _autograd(model: nn.Module) -> Gradient:
 
     def gradient(x: Tensor, y: Tensor) -> None:
         torch._foreach_zero_(gradients)
-        functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(functional.cross_entropy(model(x), y))
 
     return gradient
 

@@ -37,7 +37,7 @@ app.command("list")(list_known)
 app.command()(bench)
 
 Settings = Annotated[
-    list[str],
+    list[str] | None,
     typer.Option(
         "--set",
         metavar="FIELD=VALUE",
@@ -108,7 +108,7 @@ def reproduce(
     data_dir: Annotated[
         Path | None, typer.Option(help="The folder of all data sets; see holdfast data.")
     ] = None,
-    settings: Settings = [],  # noqa: B006  # typer makes a new list for every call
+    settings: Settings = None,
 ) -> None:
     """Run a study of the paper and write its report.
 
@@ -127,7 +127,7 @@ def reproduce(
 
         chosen = lookup("recipe", RECIPES, recipe)
         presets = chosen.choose_presets(preset or ("all" if smoke else "paper"))
-        settings = [*_sizes(epochs, train_size), *settings]
+        settings = [*_sizes(epochs, train_size), *(settings or [])]
         if data_dir is not None:
             os.environ["HOLDFAST_DATA"] = str(data_dir)  # for the worker processes, too
         request = Request(presets, 1 if smoke else seeds, smoke, extras, tuple(settings))
@@ -171,7 +171,7 @@ def run(
         bool, typer.Option("--show", help="Print the experiment as JSON and run nothing.")
     ] = False,
     out: Annotated[Path, typer.Option(help="Results folder.")] = Path("results/runs"),
-    settings: Settings = [],  # noqa: B006  # typer makes a new list for every call
+    settings: Settings = None,
 ) -> None:
     """Run one experiment, and print where its result is.
 
@@ -187,7 +187,7 @@ def run(
         from holdfast.reproduction import check_writable
         from holdfast.settings import change_all
 
-        experiment = change_all(_experiment(source, preset), settings)
+        experiment = change_all(_experiment(source, preset), settings or [])
         if show:
             typer.echo(json.dumps(experiment.to_json(), indent=1, ensure_ascii=False))
             return

@@ -231,7 +231,7 @@ def _loss_gradient(
     for raw in data:
         batch = move(raw, device)
         each = _losses(model, batch, forward, loss)
-        each.sum().backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(each.sum())
         total, count = total + float(each.detach().sum()), count + len(each)
     if not count:
         raise ValueError("the data is empty: expected at least one batch with one example")

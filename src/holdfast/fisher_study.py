@@ -38,6 +38,10 @@ TILE = 40  # entries a side that become one pixel: 8,770 entries give 220 pixels
 ROOT = 4  # pixels show the fourth root: entries span ten orders of magnitude, a picture shows two or three
 
 
+_STREAM, _MODEL = Toy(length=4, train=1600), MLP((2, 128, 64, 2))
+_TRAINING = Training(epochs=200, reset="epoch")
+
+
 @dataclasses.dataclass(frozen=True)
 class FisherStudy:
     r"""One network trained on several tasks at once, its empirical Fisher, and approximations of it.
@@ -52,9 +56,9 @@ class FisherStudy:
         sketches: Draws of the sketch, and of other random approximations.
     """
 
-    stream: Stream = Toy(length=4, train=1600)  # noqa: RUF009  # immutable
-    model: Model = MLP((2, 128, 64, 2))  # noqa: RUF009
-    training: Training = Training(epochs=200, reset="epoch")  # noqa: RUF009
+    stream: Stream = _STREAM
+    model: Model = _MODEL
+    training: Training = _TRAINING
     size: int = 50
     block: int = 50
     ranks: tuple[int, ...] = (1, 50)
@@ -86,9 +90,8 @@ class FisherStudy:
             errors.append(_entry(LowRank(rank=rank), [left]))
         streamed = []
         for rank in self.ranks:
-            for group in ("auto", 1):
-                low = LowRank(rank=rank, group=group)  # type: ignore[arg-type]  # both are literals
-                draws = self.sketches if group == "auto" else 1
+            for low in (LowRank(rank=rank), LowRank(rank=rank, group=1)):
+                draws = self.sketches if low.group == "auto" else 1
                 found = [self._matrix(model, split, low, seed, k) for k in range(draws)]
                 streamed.append(_entry(low, [_error(matrix, exact) for matrix in found]))
         assert isinstance(sketch, FactoredMatrix)

@@ -191,7 +191,7 @@ class Gradients:
         ``backward`` and not ``autograd.grad``: reentrant checkpointing refuses the latter.
         """
         self._dependent(scalar)
-        scalar.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+        torch.autograd.backward(scalar, retain_graph=retain_graph)
         for view, parameter in zip(self.space.split(out), self._parameters, strict=True):
             if parameter.grad is not None:
                 view += parameter.grad

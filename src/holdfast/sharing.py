@@ -28,7 +28,10 @@ class Elsewhere:
     def __init__(self, folder: Path, others: Iterable[Path] = ()) -> None:
         self._folder = folder
         self._paths: dict[str, list[Path]] = {}
-        folders = [folder, *others]
+        self._asked: set[str] = (
+            set()
+        )  # what is known does not change, so each job is looked up once
+        folders = dict.fromkeys(place.absolute() for place in (folder, *others))
         for path in (path for place in folders for path in sorted(place.glob("runs/*.json"))):
             try:
                 experiment = Experiment.from_json(json.loads(path.read_bytes())["experiment"])
@@ -43,7 +46,10 @@ class Elsewhere:
         """
         taken = []
         for job in jobs:
-            if not isinstance(job, RunExperiment) or job.boundaries or job.done(self._folder):
+            if not isinstance(job, RunExperiment) or job.boundaries or job.id in self._asked:
+                continue
+            self._asked.add(job.id)
+            if job.done(self._folder):
                 continue
             found = self._whole(job.experiment.work.id)
             if found is not None:

@@ -292,7 +292,7 @@ def _backward(scalar: Tensor, sites: Sequence[_Site]) -> None:
     for site in sites:
         site.complete = site.calls > 0
     if scalar.requires_grad:
-        scalar.backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(scalar)
 
 
 def _agree(found: Tensor, expected: Tensor) -> bool:

@@ -18,6 +18,9 @@ from holdfast.structure import LayerShape, layers_within
 __all__ = ["Approximation", "Setting", "positive"]
 
 
+_CPU = torch.device("cpu")
+
+
 @dataclass(frozen=True)
 class Setting:
     """Where an approximation works: the held parameters, the randomness, the device.
@@ -27,7 +30,7 @@ class Setting:
 
     space: ParameterSpace
     draw: Draw
-    device: torch.device = torch.device("cpu")  # noqa: RUF009  # immutable
+    device: torch.device = _CPU
     dtype: torch.dtype = torch.float32
     layers: tuple[LayerShape, ...] = ()
 

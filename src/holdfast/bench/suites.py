@@ -48,7 +48,7 @@ class _Work:
         """Forward and backward over every batch, as plain training does."""
         for x, y in self.data:
             self.model.zero_grad()
-            functional.cross_entropy(self.model(x), y).backward()  # type: ignore[no-untyped-call]
+            torch.autograd.backward(functional.cross_entropy(self.model(x), y))
         self.model.zero_grad()
 
     def consolidate(self, approximation: Approximation) -> Penalty:
@@ -107,7 +107,7 @@ def _steps(
 
     def step(penalty: Penalty | None) -> None:
         optimizer.zero_grad()
-        functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(functional.cross_entropy(model(x), y))
         if penalty is not None:
             penalty.add_grad_(model)
         optimizer.step()

@@ -8,12 +8,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-try:
+if sys.platform != "win32":  # there two processes may fetch a file twice, which costs time only
     import fcntl
-except (
-    ImportError
-):  # Windows: two processes may then fetch the same file twice, which costs time only
-    fcntl = None  # type: ignore[assignment]
 
 __all__ = ["CorruptData", "DataError", "DataFile", "MissingData", "check", "exclusive", "root"]
 
@@ -96,7 +92,7 @@ def _cure(path: Path) -> str:
 def exclusive(folder: Path) -> Iterator[None]:
     """One process at a time writes into a folder; the others wait."""
     folder.mkdir(parents=True, exist_ok=True)
-    if fcntl is None:
+    if sys.platform == "win32":
         yield
         return
     with (folder / ".lock").open("a") as lock:  # left behind: removing it would race

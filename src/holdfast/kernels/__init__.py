@@ -8,7 +8,6 @@ path.
 """
 
 import ctypes
-import dataclasses
 import hashlib
 import os
 import platform
@@ -19,6 +18,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -130,8 +130,7 @@ def steps(rows: Tensor, point: Tensor) -> bool:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class AdamConstants:
+class AdamConstants(NamedTuple):
     """What a step of Adam takes beside its tensors.
 
     Attributes:
@@ -163,7 +162,6 @@ def adam_step_(
     All are without the scale of int8 rows, and ``gradient`` stays as it is.
     """
     kernel = getattr(library(), f"step_{_STEPS[rows.dtype]}")
-    numbers = dataclasses.astuple(constants)
     vectors, size = (point, gradient, first, second), rows.element_size()
 
     def part(columns: tuple[int, int], into: Tensor) -> None:
@@ -177,7 +175,7 @@ def adam_step_(
             w.data_ptr(),
             into.data_ptr(),
             *addresses,
-            *numbers,
+            *constants,
         )
 
     parts = _parts(point.numel())

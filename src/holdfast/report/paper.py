@@ -7,6 +7,8 @@ Percentages throughout. The spreads are population standard deviations (ddof 0) 
 import math
 from dataclasses import dataclass
 
+from holdfast.recipes.permuted_mnist import FIRST_SEED
+
 __all__ = [
     "ACCURACY",
     "DIAGONAL_SHARE",
@@ -20,8 +22,8 @@ __all__ = [
 
 def paper_seeds(recipe: str, preset: str) -> range:
     """The paper's "5 runs with different random seeds", as the authors' files number them."""
-    original_digits = (recipe, preset) == ("permuted-mnist", "original-code")
-    return range(40, 45) if original_digits else range(5)
+    first = FIRST_SEED.get(preset, 0) if recipe == "permuted-mnist" else 0
+    return range(first, first + 5)
 
 
 @dataclass(frozen=True)
