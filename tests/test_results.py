@@ -98,6 +98,27 @@ def test_a_broken_file_is_told_and_skipped(case: str, tmp_path: Path) -> None:
         results.load_all(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("seconds", {}),
+        ("seconds", None),
+        ("seconds", {"training": 1.0, "consolidation": 0.0, "evaluation": 0.1, "total": "long"}),
+        ("penalty_bytes", -1),
+        ("floats_per_parameter", None),
+        ("versions", None),
+        ("machine", []),
+    ],
+)
+def test_costs_that_no_report_could_show_are_broken(
+    field: str, value: Any, tmp_path: Path
+) -> None:
+    path = result().save(tmp_path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
+    with pytest.raises(BrokenResult, match=field):
+        results.load(path)
+
+
 def test_an_experiment_under_another_name_is_broken(tmp_path: Path) -> None:
     path = result().save(tmp_path)
     path.rename(path.with_stem("f" * 16))

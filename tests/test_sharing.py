@@ -4,6 +4,7 @@ import dataclasses
 import io
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from holdfast import results
@@ -16,6 +17,7 @@ from holdfast.recipes import RECIPES, Request
 from holdfast.reproduction import reproduce
 from holdfast.sharing import Elsewhere
 from holdfast.streams import Toy
+from holdfast.sweep import Estimator
 from holdfast.training import Training
 
 DONE = Experiment(
@@ -55,7 +57,9 @@ def test_other_work_pictures_and_damaged_files_are_not(tmp_path: Path) -> None:
 
 def test_a_damaged_file_hides_no_whole_one(tmp_path: Path) -> None:
     bad = execute(DONE).save(tmp_path / "one")
-    bad.write_text(bad.read_text().replace('"total":', '"sum":'))
+    bad.write_text(bad.read_text().replace('"total":', '"sum":'))  # what it holds could be read
+    with pytest.raises(results.BrokenResult):
+        results.load(bad)
     execute(DONE).save(tmp_path / "two")
     own = results.path_of(tmp_path / "toy", SAME)
     own.parent.mkdir(parents=True)
@@ -65,8 +69,12 @@ def test_a_damaged_file_hides_no_whole_one(tmp_path: Path) -> None:
     assert results.load(own).experiment == SAME
 
 
-def test_a_reproduction_says_what_it_takes_over(tmp_path: Path) -> None:
-    """The runs of one study, renamed, serve the next as far as they are the same."""
+def test_a_reproduction_says_what_it_takes_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runs of one study, renamed, serve the next as far as they are the same; so do their seconds."""
+    known: list[str] = []
+    monkeypatch.setattr(Estimator, "record", lambda self, kind, seconds: known.append(kind))
     request = Request(("paper",), smoke=True)
     planned = RECIPES["toy"].jobs(request, lambda _: None)
     one = next(j for j in planned if isinstance(j, RunExperiment) and not j.boundaries)
@@ -77,3 +85,4 @@ def test_a_reproduction_says_what_it_takes_over(tmp_path: Path) -> None:
     summary = reproduce(RECIPES["toy"], request, tmp_path / "toy", display, budget=1e-6)
     assert "1 run of other studies is the same work and is taken over" in out.getvalue()
     assert summary.kept == 1
+    assert known == [one.kind]
