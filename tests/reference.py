@@ -327,7 +327,7 @@ def streamed_low_rank(
     entering = list(W[:single])
     first, sums = single, 0
     while first < len(W):
-        grown = min(4 ** (1 + sums // (width // 2)), max(64, 2 * rank))
+        grown = min(4 ** (1 + sums // (width // 2)), max(64, 4 * rank))
         size = grown if isinstance(group, str) else group
         members = range(first, min(first + size, len(W)))
         entering.append(sum((h.sign(i) * W[i] for i in members), torch.zeros(())))

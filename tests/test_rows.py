@@ -191,7 +191,7 @@ def test_a_small_budget_for_held_back_examples_changes_nothing(
 
     def watched(self: regrouping.Regrouping, *args: Any) -> None:
         honest(self, *args)
-        largest.append(sum(store.nbytes for store in self._stores.values()))
+        largest.append(sum(pool.nbytes for pool in self._pools.values()))
 
     monkeypatch.setattr(regrouping.Regrouping, "add", watched)
     penalty = recipe.consolidate(model, data, seed=SEED)
@@ -215,7 +215,7 @@ def test_rows_of_a_network_in_evaluation_mode_need_no_graph_between_batches() ->
     state = recipe.start(setting)
     for batch in rows:
         recipe.update(state, batch)
-        stores = state.groups[0]._stores.values()
+        stores = state.groups[0]._pools.values()
         held += [column for store in stores for column in store.columns]
     assert held
     assert not any(t.requires_grad for t in held)

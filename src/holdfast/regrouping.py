@@ -1,13 +1,16 @@
-r"""Full batches of one bucket: rows are held back until as many as a batch belong together.
+r"""Full batches of one bucket: rows are held back until enough of them belong together.
 
 A signed sum over one bucket is one backward pass. Without regrouping a batch would need one pass per
 bucket in it; with it, consolidation costs one epoch of ordinary passes, whatever the number of buckets.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from holdfast import memory
@@ -17,37 +20,81 @@ __all__ = ["Regrouping"]
 
 HELD_BYTES = 2**28  # 256 MiB: what held-back examples may take
 
+_FREE = -1
+
 Emit = Callable[[int, RowBatch, Tensor], None]  # (bucket, rows of that bucket, their signs)
 
 
 @dataclass
-class _Store:
-    """Room for ``capacity`` rows of each bucket, all of one signature."""
+class _Pool:
+    """Places for rows of one signature, given to whichever bucket needs them.
+
+    Buckets fill at random, so that on average half of what each may hold is in use: places of its own
+    for every bucket would lie idle. The place used last is given away first, and memory that was never
+    needed is never touched.
+    """
 
     batch: RowBatch  # how to make rows from columns
     columns: list[Tensor]
-    index: Tensor
-    signs: Tensor
-    fill: Tensor
-    capacity: int
+    index: NDArray[np.int64]
+    signs: NDArray[np.int64]
+    bucket: NDArray[np.int64]  # of the row in each place
+    count: NDArray[np.int64]  # rows of each bucket
+    free: NDArray[np.int64]  # a stack of places
+    room: int  # places on it
 
     @property
     def nbytes(self) -> int:
         return sum(column.nbytes for column in self.columns)
 
+    def put(
+        self, columns: Sequence[Tensor], index: Tensor, signs: Tensor, buckets: NDArray[np.int64]
+    ) -> None:
+        """Take rows, for which there must be room."""
+        self.room -= len(index)
+        places = self.free[self.room : self.room + len(index)][::-1].copy()
+        target = torch.from_numpy(places)
+        for held, column in zip(self.columns, columns, strict=True):
+            held.index_copy_(0, target.to(held.device), column)
+        self.index[places], self.signs[places] = index.numpy(), signs.numpy()
+        self.bucket[places] = buckets
+        self.count += np.bincount(buckets, minlength=len(self.count))
+
+    def rows(self, bucket: int) -> tuple[RowBatch, Tensor, Callable[[], None]]:
+        """The rows of a bucket, their signs, and what gives their places back."""
+        places = np.flatnonzero(self.bucket == bucket)
+        first, last = int(places[0]), int(places[-1]) + 1
+        part: Any = slice(first, last)  # no copy where the rows lie side by side
+        if last - first != len(places):
+            part = torch.from_numpy(places)
+        columns = [column[part] for column in self.columns]
+        index = torch.from_numpy(self.index[places])
+        signs = torch.from_numpy(self.signs[places])
+
+        def give_back() -> None:
+            self.bucket[places] = _FREE
+            self.count[bucket] = 0
+            self.free[self.room : self.room + len(places)] = places[::-1]
+            self.room += len(places)
+
+        return self.batch.like(columns, index), signs, give_back
+
 
 class Regrouping:
-    """Sorts rows into buckets and emits each bucket's rows in full batches.
+    """Sorts rows into buckets and emits the rows of one bucket together.
 
     Args:
         buckets: The number of buckets.
         emit: Called with a bucket, rows that all belong to it, and their signs.
-        capacity: Rows to collect per bucket; None takes the size of the first batch.
+        capacity: Rows of a bucket to emit at once. None takes half as many again as the first batch has
+            (fewer and larger passes, in memory that a training step with that batch has anyway) and
+            keeps back as many rows as fill a batch for every bucket.
     """
 
     def __init__(self, buckets: int, emit: Emit, capacity: int | None = None) -> None:
-        self._buckets, self._emit, self._capacity = buckets, emit, capacity
-        self._stores: dict[object, _Store] = {}
+        self._buckets, self._emit = buckets, emit
+        self._capacity, self._places = capacity, (capacity or 0) * buckets
+        self._pools: dict[object, _Pool] = {}
 
     def add(self, batch: RowBatch, buckets: Tensor, signs: Tensor) -> None:
         """Take the rows of ``batch``; emit what has become full."""
@@ -56,75 +103,63 @@ class Regrouping:
             for bucket in buckets.unique().tolist():
                 self._emit(bucket, batch, signs * (buckets == bucket))
             return
-        self._capacity = self._capacity or len(batch)
-        store = self._store(batch, columns)
-        order = buckets.argsort(stable=True)
-        counts = buckets.bincount(minlength=self._buckets)
-        before = counts.cumsum(0) - counts
-        rank = torch.empty_like(buckets)
-        rank[order] = torch.arange(len(buckets)) - before[buckets[order]]
-        place = store.fill[buckets] + rank  # position in the bucket's queue
-        while len(place):
-            now = place < store.capacity
-            kept, target = now.nonzero().squeeze(1), (buckets * store.capacity + place)[now]
-            for held, column in zip(store.columns, columns, strict=True):
-                held.index_copy_(0, target.to(held.device), column[kept.to(column.device)])
-            store.index[target], store.signs[target] = batch.index[kept], signs[kept]
-            store.fill += buckets[kept].bincount(minlength=self._buckets)
-            for bucket in (store.fill >= store.capacity).nonzero().squeeze(1).tolist():
-                self._flush(store, bucket)
-            if bool(now.all()):
-                return
-            rest = (~now).nonzero().squeeze(1)
-            columns = [column[rest.to(column.device)] for column in columns]
-            batch, signs = batch.like(columns, batch.index[rest]), signs[rest]
-            buckets, place = buckets[rest], place[rest] - store.capacity
+        if self._capacity is None:
+            self._capacity = max(1, 3 * len(batch) // 2)
+            self._places = self._buckets * len(batch)
+        pool, which, first = self._pool(batch, columns), buckets.numpy(), 0
+        while first < len(batch):
+            part = slice(first, min(len(batch), first + pool.room))
+            some = [column[part] for column in columns]
+            pool.put(some, batch.index[part], signs[part], which[part])
+            for bucket in np.flatnonzero(pool.count >= self._capacity).tolist():
+                self._flush(pool, bucket)
+            if not pool.room:
+                self._flush(pool, int(pool.count.argmax()))
+            first = part.stop
 
     @property
     def held(self) -> int:
         """Rows that wait for others of their bucket."""
-        return sum(int(store.fill.sum()) for store in self._stores.values())
+        return sum(int(pool.count.sum()) for pool in self._pools.values())
 
     def flush(self) -> None:
         """Emit everything that is still held."""
-        for store in self._stores.values():
-            for bucket in store.fill.nonzero().squeeze(1).tolist():
-                self._flush(store, bucket)
-        self._stores.clear()
+        for pool in self._pools.values():
+            self._empty(pool)
+        self._pools.clear()
 
-    def _flush(self, store: _Store, bucket: int) -> None:
-        first, count = bucket * store.capacity, int(store.fill[bucket])
-        part = slice(first, first + count)
-        rows = store.batch.like([column[part] for column in store.columns], store.index[part])
-        self._emit(bucket, rows, store.signs[part])
-        store.fill[bucket] = 0
+    def _empty(self, pool: _Pool) -> None:
+        for bucket in np.flatnonzero(pool.count).tolist():
+            self._flush(pool, bucket)
 
-    def _store(self, batch: RowBatch, columns: list[Tensor]) -> _Store:
-        """The store for this signature; room is made by emitting the oldest."""
+    def _flush(self, pool: _Pool, bucket: int) -> None:
+        rows, signs, give_back = pool.rows(bucket)
+        self._emit(bucket, rows, signs)
+        give_back()
+
+    def _pool(self, batch: RowBatch, columns: list[Tensor]) -> _Pool:
+        """The pool for this signature; room is made by emitting the oldest."""
         key = batch.signature
-        if key in self._stores:
-            return self._stores[key]
+        if key in self._pools:
+            return self._pools[key]
         each = sum(column[:1].nbytes for column in columns)
-        assert self._capacity is not None
-        capacity = min(self._capacity, max(1, HELD_BYTES // max(1, each * self._buckets)))
-        rows = self._buckets * capacity
+        places = max(1, min(self._places, HELD_BYTES // max(1, each)))
         while (
-            self._stores
-            and sum(s.nbytes for s in self._stores.values()) + each * rows > HELD_BYTES
+            self._pools
+            and sum(pool.nbytes for pool in self._pools.values()) + each * places > HELD_BYTES
         ):
-            oldest = next(iter(self._stores))
-            for bucket in self._stores[oldest].fill.nonzero().squeeze(1).tolist():
-                self._flush(self._stores[oldest], bucket)
-            del self._stores[oldest]
+            self._empty(self._pools.pop(next(iter(self._pools))))
         device = columns[0].device if columns else torch.device("cpu")
         advice = "consolidate with a smaller batch size or a smaller sketch"
-        memory.require(f"holding back {rows} examples", each * rows, device, advice)
-        self._stores[key] = _Store(
+        memory.require(f"holding back {places} examples", each * places, device, advice)
+        self._pools[key] = _Pool(
             batch=batch.like([column[:0] for column in columns], batch.index[:0]),
-            columns=[column.new_empty((rows, *column.shape[1:])) for column in columns],
-            index=torch.zeros(rows, dtype=torch.int64),
-            signs=torch.zeros(rows, dtype=torch.int64),
-            fill=torch.zeros(self._buckets, dtype=torch.int64),
-            capacity=capacity,
+            columns=[column.new_empty((places, *column.shape[1:])) for column in columns],
+            index=np.zeros(places, np.int64),
+            signs=np.zeros(places, np.int64),
+            bucket=np.full(places, _FREE),
+            count=np.zeros(self._buckets, np.int64),
+            free=np.arange(places)[::-1].copy(),
+            room=places,
         )
-        return self._stores[key]
+        return self._pools[key]

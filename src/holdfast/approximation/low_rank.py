@@ -21,7 +21,7 @@ _LEAST = 32  # rows kept while streaming, and between two truncations, however s
 _WORK = (
     10**10
 )  # operations that single rows may cost before they are summed: a fraction of a second
-_COLUMNS = 2**15  # columns at a time: few enough to stay in a cache, enough to keep a product busy
+_COLUMNS = 2**13  # columns at a time: few enough to stay in a cache, enough to keep a product busy
 
 
 def rotate(
@@ -206,7 +206,7 @@ class LowRank(Approximation):
         group: Rows per sum: 1 streams every row. "auto" streams single rows as long as that takes a
             fraction of a second (thousands of rows of a small network, the first ``rank`` rows of a large
             one), then sums of 4 rows and four times as many whenever half as many sums as are kept have
-            come in, up to max(64, 2·rank): there the arithmetic of truncation stays below that of the
+            come in, up to max(64, 4·rank): there the arithmetic of truncation stays below that of the
             backward passes.
         shrink: Subtract the (rank+1)-th eigenvalue at every truncation (Frequent Directions). With
             group=1, :math:`0 \preceq \Omega-\hat\Omega` and the Frequent Directions bound hold.
@@ -245,7 +245,7 @@ class LowRank(Approximation):
         """Rows per sum, sum by sum, once rows are summed."""
         if self.group != "auto":
             yield from itertools.repeat(self.group)
-        size, most = 4, max(64, 2 * self.rank)
+        size, most = 4, max(64, 4 * self.rank)
         while size < most:
             yield from itertools.repeat(size, self.width // 2)
             size *= 4
