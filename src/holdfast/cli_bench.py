@@ -14,7 +14,7 @@ def bench(
     suites: Annotated[
         list[str] | None,
         typer.Argument(
-            help="penalty, step, consolidation, memory, growth.", show_default="all of them"
+            help="penalty, step, memory, growth, consolidation.", show_default="all of them"
         ),
     ] = None,
     out: Annotated[

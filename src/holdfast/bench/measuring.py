@@ -4,18 +4,20 @@ Absolute times differ by a factor of ten between machines, and by two between se
 median ratio of neighbouring measurements does not.
 """
 
+import contextlib
+import ctypes
 import gc
 import math
 import os
 import statistics
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PAIRS", "Measurement", "Ratio", "exponent", "peak_bytes", "ratio"]
+__all__ = ["PAIRS", "Measurement", "Ratio", "exponent", "freed_memory_kept", "peak_bytes", "ratio"]
 
 PAIRS = 15
 
@@ -69,6 +71,29 @@ def ratio(
     return Ratio(
         middle_ratio, low, high, statistics.median(first), statistics.median(second), pairs
     )
+
+
+@contextlib.contextmanager
+def freed_memory_kept() -> Iterator[bool]:
+    """Inside, what is freed stays with the process, where the C library allows it (glibc; says so).
+
+    Large results are otherwise given back to the system and asked for again at every repetition: on a virtual
+    machine that alone can take as long as the work that is measured.
+    """
+    try:
+        mallopt, trim = ctypes.CDLL(None).mallopt, ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):
+        yield False
+        return
+    trim_threshold, mmap_max = -1, -4  # M_TRIM_THRESHOLD, M_MMAP_MAX
+    kept = bool(mallopt(mmap_max, 0)) and bool(mallopt(trim_threshold, -1))
+    try:
+        yield kept
+    finally:
+        mallopt(mmap_max, 65536)  # glibc's own
+        mallopt(trim_threshold, 128 * 1024)
+        gc.collect()
+        trim(0)
 
 
 def peak_bytes(function: Callable[[], Any]) -> tuple[Any, int]:
