@@ -1,10 +1,13 @@
 """The benchmark's own arithmetic, and that every suite runs; speed itself is not tested here."""
 
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from holdfast import bench
 
@@ -33,6 +36,40 @@ def test_peak_sees_what_is_freed_again() -> None:
     result, peak = bench.peak_bytes(work)
     assert result == 60_000_000
     assert 30e6 < peak < 200e6
+
+
+def test_peak_sees_memory_that_was_freed_before() -> None:
+    def work() -> int:
+        blocks = [torch.ones(25_000) for _ in range(400)]  # small enough to come from the heap
+        time.sleep(0.1)
+        return len(blocks)
+
+    bench.peak_bytes(work)
+    assert bench.peak_bytes(work)[1] > 20e6
+
+
+_FAULTS = """
+import resource, torch
+from holdfast.bench.measuring import freed_memory_kept
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(25_000_000)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+with freed_memory_kept() as kept:
+    faults()
+    inside = faults()
+print(kept, inside, faults())
+"""
+
+
+def test_freed_memory_is_kept_and_given_back() -> None:
+    """In a process of its own: glibc treats other threads than the first differently."""
+    done = subprocess.run([sys.executable, "-c", _FAULTS], capture_output=True, text=True)
+    kept, inside, outside = done.stdout.split()
+    assert kept == "True"
+    assert int(inside) < 1_000 < int(outside)
 
 
 @pytest.mark.parametrize("suite", ["penalty", "memory"])
