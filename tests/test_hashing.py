@@ -29,11 +29,11 @@ def test_polynomial_equals_python_integers(coefficients: list[int], index: list[
     index += [0, 1, PRIME - 2, PRIME - 1]
     k = len(coefficients)
     exact = [sum(c * i ** (k - 1 - j) for j, c in enumerate(coefficients)) % PRIME for i in index]
-    assert polynomial(torch.tensor(coefficients), torch.tensor(index)).tolist() == exact
+    assert polynomial(coefficients, torch.tensor(index)).tolist() == exact
 
 
 def test_polynomial_does_not_overflow_at_the_largest_values() -> None:
-    top = torch.tensor([PRIME - 1] * 4)
+    top = [PRIME - 1] * 4
     exact = sum((PRIME - 1) * (PRIME - 1) ** j for j in range(4)) % PRIME
     assert polynomial(top, torch.tensor([PRIME - 1])).item() == exact
     # an index in a narrower type must not overflow either
@@ -55,7 +55,7 @@ def _values(degree: int, prime: int) -> torch.Tensor:
     """Every polynomial of a small field at every point: (p^degree, p)."""
     points = torch.arange(prime)
     family = itertools.product(range(prime), repeat=degree)
-    return torch.stack([polynomial(torch.tensor(c), points, prime) for c in family])
+    return torch.stack([polynomial(c, points, prime) for c in family])
 
 
 @pytest.mark.parametrize(("wise", "prime"), [(2, 5), (2, 7), (2, 11), (4, 5), (4, 7), (4, 11)])

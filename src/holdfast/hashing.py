@@ -5,6 +5,7 @@ k-wise independent. With p = 2³¹ - 1 every product stays below 2⁶², so ``in
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -56,7 +57,7 @@ class Draw:
         return Draw(seed, self.task, self.rank)
 
 
-def polynomial(coefficients: Tensor, index: Tensor, prime: int = PRIME) -> Tensor:
+def polynomial(coefficients: Sequence[int], index: Tensor, prime: int = PRIME) -> Tensor:
     r"""Evaluate :math:`\sum_j c_j i^{k-1-j} \bmod p` exactly, by Horner's rule.
 
     Args:
@@ -73,7 +74,7 @@ def polynomial(coefficients: Tensor, index: Tensor, prime: int = PRIME) -> Tenso
             "the hash field has no more elements: consolidate on fewer rows"
         )
     value = np.zeros_like(i)
-    for c in coefficients.tolist():
+    for c in coefficients:
         value = (value * i + c) % prime
     return torch.from_numpy(value)
 
@@ -107,8 +108,8 @@ class SketchHash:
 
     def buckets(self, index: Tensor) -> Tensor:
         """h(i) in [0, size)."""
-        return polynomial(torch.tensor(self.bucket_coefficients), index) % self.size
+        return polynomial(self.bucket_coefficients, index) % self.size
 
     def signs(self, index: Tensor) -> Tensor:
         """σ(i) in {-1, 1}."""
-        return 1 - 2 * (polynomial(torch.tensor(self.sign_coefficients), index) & 1)
+        return 1 - 2 * (polynomial(self.sign_coefficients, index) & 1)

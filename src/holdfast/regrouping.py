@@ -6,7 +6,6 @@ bucket in it; with it, consolidation costs one epoch of ordinary passes, whateve
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -64,10 +63,11 @@ class _Pool:
         """The rows of a bucket, their signs, and what gives their places back."""
         places = np.flatnonzero(self.bucket == bucket)
         first, last = int(places[0]), int(places[-1]) + 1
-        part: Any = slice(first, last)  # no copy where the rows lie side by side
-        if last - first != len(places):
-            part = torch.from_numpy(places)
-        columns = [column[part] for column in self.columns]
+        if last - first == len(places):  # side by side: no copy
+            columns = [column[first:last] for column in self.columns]
+        else:
+            which = torch.from_numpy(places)
+            columns = [column.index_select(0, which.to(column.device)) for column in self.columns]
         index = torch.from_numpy(self.index[places])
         signs = torch.from_numpy(self.signs[places])
 
