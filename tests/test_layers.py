@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import holdfast as hf
 from holdfast import squares
+from holdfast.batches import Examples
 from holdfast.gradients import Gradients
 from holdfast.layers import RULES
 from holdfast.parameters import ParameterSpace
@@ -413,8 +414,9 @@ def test_general_rows_of_chosen_parameters() -> None:
     x, y = examples(VECTOR)
     which, uniforms = torch.zeros(BATCH, dtype=torch.int64), torch.zeros(BATCH)
     index = torch.arange(BATCH)
-    whole = torch.cat(list(gradients.rows((x, y), [x, y], which, uniforms, index)))
-    some = torch.cat(list(gradients.rows((x, y), [x, y], which, uniforms, index, [0, 2])))
+    source = Examples((x, y), [x, y, which, uniforms], index)
+    whole = torch.cat(list(gradients.rows(source)))
+    some = torch.cat(list(gradients.rows(source, [0, 2])))
     pieces = whole.split(space.sizes, 1)
     assert torch.equal(some, torch.cat([pieces[0], pieces[2]], 1))
     assert not some.requires_grad

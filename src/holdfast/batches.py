@@ -5,6 +5,7 @@ first dimension is the example. Anything else still works where it need not be c
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 __all__ = [
+    "Examples",
     "cut",
     "forward",
     "has_labels",
@@ -150,3 +152,46 @@ def rebuild(template: Any, leaves: Sequence[Tensor]) -> Any:
     """A batch like ``template`` with its tensors replaced by ``leaves``, in their order."""
     left = iter(leaves)
     return _map(lambda _: next(left), template)
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Examples of a batch that can be cut, and which value of each is meant.
+
+    Attributes:
+        template: How to make a batch of its tensors.
+        columns: Those tensors, then which of its values each example contributes, then its uniform number.
+        index: Their positions of arrival, for messages; on the CPU.
+    """
+
+    template: Any
+    columns: Sequence[Tensor]
+    index: Tensor
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        """The tensors of the batch."""
+        return list(self.columns[:-2])
+
+    @property
+    def which(self) -> Tensor:
+        """Which of its values each example contributes."""
+        return self.columns[-2]
+
+    @property
+    def uniforms(self) -> Tensor:
+        """One uniform number per example."""
+        return self.columns[-1]
+
+    @property
+    def batch(self) -> Any:
+        """What goes through the model."""
+        return rebuild(self.template, self.leaves)
+
+    def pick(self, some: slice | Tensor) -> "Examples":
+        """Some of them."""
+        here = some if isinstance(some, slice) else some.cpu()
+        return Examples(self.template, [column[some] for column in self.columns], self.index[here])

@@ -14,6 +14,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from holdfast import batches
+from holdfast.batches import Examples
 from holdfast.importance import Importance, Loss
 from holdfast.parameters import ParameterSpace
 from holdfast.squares import SignedSums, Squares
@@ -202,47 +203,35 @@ class Gradients:
         for parameter in self._all:
             parameter.grad = None
 
-    def rows(
-        self,
-        template: Any,
-        leaves: Sequence[Tensor],
-        which: Tensor,
-        uniforms: Tensor,
-        examples: Tensor,
-        chosen: Sequence[int] | None = None,
-    ) -> Iterator[Tensor]:
+    def values(self, examples: Examples) -> Tensor:
+        """φ of every example, the one that is meant, shape (B,), checked."""
+        values = self.potentials(examples.batch, examples.uniforms, examples.index)
+        return values.gather(1, examples.which.unsqueeze(1)).squeeze(1)
+
+    def rows(self, examples: Examples, chosen: Sequence[int] | None = None) -> Iterator[Tensor]:
         """The rows of a cuttable batch as matrices (b, m), or of ``chosen`` parameters only."""
         chosen = range(len(self._parameters)) if chosen is None else chosen
         width = self.like["dtype"].itemsize * sum(self.space.sizes[i] for i in chosen)
         size = max(1, ROW_BYTES // (3 * width))  # gradients per parameter, their join, one spare
-        for first in range(0, len(which), size):
-            part = slice(first, first + size)
-            chunk = ([leaf[part] for leaf in leaves], which[part], uniforms[part], examples[part])
-            block = self._vector_rows(template, *chunk, chosen) if self._vectorised else None
+        for first in range(0, len(examples), size):
+            chunk = examples.pick(slice(first, first + size))
+            block = self._vector_rows(chunk, chosen) if self._vectorised else None
             if block is None:
-                block = self.single_rows(template, *chunk, chosen)
+                block = self.single_rows(chunk, chosen)
             bad = ~block.isfinite().all(1)
             if bool(bad.any()):
                 where = int(bad.nonzero()[0])
                 raise ValueError(
-                    f"the gradient of example {_position(chunk[3], where)} has NaN or inf entries "
+                    f"the gradient of example {_position(chunk.index, where)} has NaN or inf entries "
                     "although its loss is finite; look for a square root or a norm at zero"
                 )
             yield block
 
-    def _vector_rows(
-        self,
-        template: Any,
-        leaves: Sequence[Tensor],
-        which: Tensor,
-        uniforms: Tensor,
-        examples: Tensor,
-        chosen: Sequence[int],
-    ) -> Tensor | None:
+    def _vector_rows(self, examples: Examples, chosen: Sequence[int]) -> Tensor | None:
         def potential(
             held: dict[int, Tensor], leaves: Sequence[Tensor], which: Tensor, uniform: Tensor
         ) -> Tensor:
-            batch = batches.rebuild(template, [leaf.unsqueeze(0) for leaf in leaves])
+            batch = batches.rebuild(examples.template, [leaf.unsqueeze(0) for leaf in leaves])
             placed = {name: held[i] for i in held for name in self._places[i]}
             # With the buffers: what a module assigns to them is gone when the call returns. Not
             # tied again by torch: it would put a stranger back into a module that is used twice.
@@ -258,19 +247,18 @@ class Gradients:
             # must not bring a graph of their own
             with sdpa_kernel(SDPBackend.MATH), torch.no_grad():
                 found, values = vmap(grad_and_value(potential), in_dims=(None, 0, 0, 0))(
-                    held, list(leaves), which, uniforms
+                    held, list(examples.leaves), examples.which, examples.uniforms
                 )
         except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
             # Whatever is wrong with the caller's functions shows again, unvectorised, one by one.
-            first = [leaf[:1] for leaf in leaves]
-            self.single_rows(template, first, which[:1], uniforms[:1], examples[:1])
+            self.single_rows(examples.pick(slice(0, 1)))
             reason = str(error).strip().splitlines()
             self._give_up(reason[0] if reason else type(error).__name__)
             return None
-        self._finite(values.unsqueeze(1), examples)
-        rows = [found[i].reshape(len(which), -1) for i in held]
+        self._finite(values.unsqueeze(1), examples.index)
+        rows = [found[i].reshape(len(examples), -1) for i in held]
         block = torch.cat(rows, 1).to(self.like["dtype"])
-        if not self._proven and not self._proves(block, template, leaves, which, uniforms, chosen):
+        if not self._proven and not self._proves(block, examples, chosen):
             self._give_up("the model reaches its parameters by a road that is not seen")
             return None
         return block
@@ -285,23 +273,14 @@ class Gradients:
             stacklevel=2,
         )
 
-    def _proves(
-        self,
-        block: Tensor,
-        template: Any,
-        leaves: Sequence[Tensor],
-        which: Tensor,
-        uniforms: Tensor,
-        chosen: Sequence[int],
-    ) -> bool:
+    def _proves(self, block: Tensor, examples: Examples, chosen: Sequence[int]) -> bool:
         """Whether the first vectorised rows sum to what one ordinary backward pass gives.
 
         They do not where a module holds its parameters in a place of its own, in which they cannot be
         replaced: the rows would be zero there, silently.
         """
         total = torch.zeros(self.space.dim, **self.like)
-        values = self.potentials(batches.rebuild(template, leaves), uniforms)
-        self.add_gradient_(total, values.gather(1, which.unsqueeze(1)).sum())
+        self.add_gradient_(total, self.values(examples).sum())
         pieces = torch.split(total, list(self.space.sizes))
         difference = block.sum(0) - torch.cat([pieces[i] for i in chosen])
         allowed = self._rounding(1e-3) * block.abs().sum(0).amax()  # far above rounding
@@ -313,25 +292,30 @@ class Gradients:
         """The relative difference that is still rounding: ``single``, or a tenth in half precision."""
         return 0.1 if any(p.dtype.itemsize < 4 for p in self._parameters) else single
 
-    def single_rows(
-        self,
-        template: Any,
-        leaves: Sequence[Tensor],
-        which: Tensor,
-        uniforms: Tensor,
-        examples: Tensor,
-        chosen: Sequence[int] | None = None,
-    ) -> Tensor:
+    def single_rows(self, examples: Examples, chosen: Sequence[int] | None = None) -> Tensor:
         """The rows from one backward pass each."""
         rows = []
-        for i in range(len(which)):
-            one, row = slice(i, i + 1), torch.zeros(self.space.dim, **self.like)
-            batch = batches.rebuild(template, [leaf[one] for leaf in leaves])
-            values = self.potentials(batch, uniforms[one], examples[one])
-            self.add_gradient_(row, values[0, which[i]])
+        for i in range(len(examples)):
+            row = torch.zeros(self.space.dim, **self.like)
+            self.add_gradient_(row, self.values(examples.pick(slice(i, i + 1)))[0])
             pieces = row.split(self.space.sizes)
             rows.append(row if chosen is None else torch.cat([pieces[i] for i in chosen]))
         return torch.stack(rows)
+
+    def single_squares(self, examples: Examples) -> Tensor:
+        """The sum of the squares of the rows, from one backward pass each."""
+        total = torch.zeros(self.space.dim, **self.like)
+        pieces = self.space.split(total)
+        for i in range(len(examples)):
+            value = self.values(examples.pick(slice(i, i + 1)))[0]
+            self._dependent(value)
+            torch.autograd.backward(value)
+            for piece, parameter in zip(pieces, self._parameters, strict=True):
+                if parameter.grad is not None:
+                    gradient = parameter.grad.to(total.dtype)
+                    piece.addcmul_(gradient, gradient)
+            self.forget()
+        return total
 
 
 def _slots(module: nn.Module) -> dict[int, list[str]]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast import batches, memory
+from holdfast.batches import Examples
 from holdfast.gradients import Gradients
 from holdfast.hashing import Draw
 from holdfast.importance import SCP, Importance, Loss
@@ -121,41 +122,33 @@ class ExampleRows(RowBatch):
         self.index = index
 
     @property
-    def _examples(self) -> Tensor:
-        """Which example each row belongs to."""
-        return self.index // self._gradients.rows_per_example
+    def _examples(self) -> Examples:
+        """With the position of the example that each row belongs to."""
+        examples = self.index // self._gradients.rows_per_example
+        return Examples(self._template, self._columns, examples)
 
     def blocks(self) -> Iterator[Tensor]:
-        return self._rows(None)
+        return self._gradients.rows(self._examples)
 
     def blocks_of(
         self, chosen: Sequence[int], ranges: Sequence[tuple[int, int]]
     ) -> Iterator[Tensor]:
-        return self._rows(chosen)
-
-    def _rows(self, chosen: Sequence[int] | None) -> Iterator[Tensor]:
-        *leaves, which, uniforms = self._columns
-        examples = self._examples
-        return self._gradients.rows(self._template, leaves, which, uniforms, examples, chosen)
+        return self._gradients.rows(self._examples, chosen)
 
     def add_signed_sum_(self, out: Tensor, signs: Tensor) -> None:
         self._gradients.sums.add_(out, lambda: self._signed(signs))
 
     def _signed(self, signs: Tensor) -> Tensor:
-        *leaves, which, uniforms = self._columns
-        batch = batches.rebuild(self._template, leaves)
-        values = self._gradients.potentials(batch, uniforms, self._examples)
-        chosen = values.gather(1, which.unsqueeze(1)).squeeze(1)
-        return chosen @ signs.to(chosen)
+        values = self._gradients.values(self._examples)
+        return values @ signs.to(values)
 
     def add_squared_sum_(self, out: Tensor) -> None:
-        self._gradients.squares.add_(out, self._template, self._columns, self._examples)
+        self._gradients.squares.add_(out, self._examples)
 
     def read_layers(
         self, layers: Sequence[LayerShape], reader: LayerReader, squares: Tensor
     ) -> None:
-        source = self._template, self._columns, self._examples
-        self._gradients.squares.add_(squares, *source, layers, reader)
+        self._gradients.squares.add_(squares, self._examples, layers, reader)
 
     @property
     def columns(self) -> list[Tensor]:

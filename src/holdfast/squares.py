@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from holdfast import batches
+from holdfast.batches import Examples
 from holdfast.layers import RULES, Pair
 from holdfast.structure import LayerReader, LayerShape, unshared
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 __all__ = ["SignedSums", "Squares"]
 
 _PROBES = 2  # examples that go both ways: one could not tell examples from other dimensions
+_CANDIDATES = 16  # examples that they are chosen from
 _ATTEMPTS = 3  # batches on which a layer may prove itself: gradients of single examples can vanish
 _AGREE = 1e-3  # relative to the largest entry; rounding is far below, a wrong reading far above
 
 _LARGE = 2**16  # entries of a weight for which memory counts more than the calls of hooks
 
-Columns = Sequence[Tensor]
 _Owned = tuple[int, LayerShape, int | None]  # which layer, and the position of its bias
 
 
@@ -125,29 +125,25 @@ class Squares:
     def add_(
         self,
         out: Tensor,
-        template: Any,
-        columns: Columns,
-        examples: Tensor,
+        examples: Examples,
         layers: Sequence[LayerShape] = (),
         reader: LayerReader | None = None,
     ) -> None:
         r"""Add :math:`\sum_i w_i \circ w_i` to the flat vector ``out``; ``reader`` takes ``layers``."""
         if any(not site.certain for site in self._sites) and len(examples) > 1:
-            self._prove(template, columns, examples)
+            self._prove(examples)
         places = {a: i for i, (a, b) in enumerate(self._gradients.space.ranges) if a < b}
         owned = {
             places[s.weight]: (k, s, None if s.bias is None else places[s.bias])
             for k, s in enumerate(layers)
         }
-        done = self._read(out, template, columns, examples, owned, reader)
+        done = self._read(out, examples, owned, reader)
         rest = [i for i in range(len(self._parameters)) if i not in done]
         if not rest:
             return
-        *leaves, which, uniforms = columns
         pieces = self._gradients.space.split(out)
         sizes = [self._gradients.space.sizes[i] for i in rest]
-        blocks = self._gradients.rows(template, leaves, which, uniforms, examples, rest)
-        for block in blocks:
+        for block in self._gradients.rows(examples, rest):
             parts = dict(zip(rest, torch.split(block, sizes, 1), strict=True))
             for weight, (k, layer, bias) in owned.items():
                 if reader is not None and weight in parts:
@@ -159,9 +155,7 @@ class Squares:
     def _read(
         self,
         out: Tensor,
-        template: Any,
-        columns: Columns,
-        examples: Tensor,
+        examples: Examples,
         owned: Mapping[int, _Owned],
         reader: LayerReader | None,
     ) -> set[int]:
@@ -169,7 +163,7 @@ class Squares:
         sites = [site for site in self._sites if site.certain]
         if not sites:
             return set()
-        self._pass(sites, template, columns, examples)
+        self._pass(sites, examples)
         pieces, done = self._gradients.space.split(out), set()
         for site in sites:
             if site.readable(len(examples)):
@@ -186,40 +180,28 @@ class Squares:
             site.reset()
         return done
 
-    def _pass(
-        self, sites: Sequence[_Site], template: Any, columns: Columns, examples: Tensor
-    ) -> None:
+    def _pass(self, sites: Sequence[_Site], examples: Examples) -> None:
         """One forward and backward pass of all examples; the sites keep what they see."""
-        *leaves, which, uniforms = columns
         with _watched(sites, self._parameters):
-            batch = batches.rebuild(template, leaves)
-            values = self._gradients.potentials(batch, uniforms, examples)
-            scalar = values.gather(1, which.unsqueeze(1)).sum()
-            _backward(scalar, sites)
+            _backward(self._gradients.values(examples).sum(), sites)
         self._gradients.forget()
 
-    def _prove(self, template: Any, columns: Columns, examples: Tensor) -> None:
+    def _prove(self, examples: Examples) -> None:
         """Let a few examples go both ways; only layers that agree are read from now on."""
         self._tries += 1
-        *leaves, which, uniforms = columns
+        candidates = examples.pick(slice(0, _CANDIDATES))
         with torch.no_grad():  # examples that are fitted perfectly have no gradient to compare
-            values = self._gradients.potentials(
-                batches.rebuild(template, leaves), uniforms, examples
-            )
-            values = values.gather(1, which.unsqueeze(1)).squeeze(1)
-            pick = values.abs().topk(min(_PROBES, len(values))).indices.sort().values
-        few = [column[pick] for column in columns]
-        some = examples[pick.cpu()]
+            values = self._gradients.values(candidates)
+            best = values.abs().topk(min(_PROBES, len(values))).indices
+        few = candidates.pick(best.sort().values)
         like, dim = self._gradients.like, self._gradients.space.dim
-        expected = torch.zeros(dim, **like)
-        rows = self._gradients.single_rows(template, few[:-2], few[-2], few[-1], some)
-        expected += rows.square_().sum(0)
+        expected = self._gradients.single_squares(few)
         open_sites = [site for site in self._sites if not site.certain]
-        self._pass(open_sites, template, few, some)
+        self._pass(open_sites, few)
         found = torch.zeros(dim, **like)
         pieces, truth = self._gradients.space.split(found), self._gradients.space.split(expected)
         for site in open_sites:
-            if site.readable(len(some)):
+            if site.readable(len(few)):
                 site.add_(pieces, site.positions)
                 site.certain = all(_agree(pieces[i], truth[i]) for i in site.positions.values())
             site.reset()
@@ -296,7 +278,8 @@ def _backward(scalar: Tensor, sites: Sequence[_Site]) -> None:
 
 
 def _agree(found: Tensor, expected: Tensor) -> bool:
-    return bool((found - expected).abs().amax() <= _AGREE * expected.abs().amax())
+    largest = torch.linalg.vector_norm(expected, torch.inf)
+    return bool(torch.linalg.vector_norm(found - expected, torch.inf) <= _AGREE * largest)
 
 
 def _sites(model: nn.Module, parameters: Sequence[nn.Parameter]) -> list[_Site]:
