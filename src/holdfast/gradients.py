@@ -91,7 +91,8 @@ class Gradients:
                     f"parameter {name} is complex; hold real ones only: make it a real parameter "
                     "and use torch.view_as_complex in the model, or leave it out with exclude="
                 )
-            if not bool(parameter.isfinite().all()):
+            # a sum is a quick look: it is not finite where an entry is not, or where it overflows
+            if not bool(parameter.detach().sum().isfinite() or parameter.isfinite().all()):
                 raise ValueError(
                     f"parameter {name} holds NaN or inf: training has diverged; go back to finite "
                     "weights before consolidating"

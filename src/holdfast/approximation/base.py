@@ -49,6 +49,10 @@ class Setting:
         """A zero tensor where rows are accumulated."""
         return torch.zeros(shape, device=self.device, dtype=self.dtype)
 
+    def empty(self, *shape: int) -> Tensor:
+        """Room for rows, not written to."""
+        return torch.empty(shape, device=self.device, dtype=self.dtype)
+
     def nbytes(self, count: int) -> int:
         """Bytes of ``count`` numbers."""
         return count * torch.empty(0, dtype=self.dtype).element_size()

@@ -117,10 +117,11 @@ class _State:
         self.recipe, self.setting = recipe, setting
         self.hash = SketchHash.draw(1, setting.draw.generator("groups"))
         self.width = recipe.width
-        # one tensor: one product reads both
-        self.rows = setting.zeros(2 * self.width, setting.dim)
+        # One tensor: one product reads both. A row is written before it is read: few examples
+        # do not touch memory for many.
+        self.rows = setting.empty(2 * self.width, setting.dim)
         self.basis, self.buffer = self.rows[: self.width], self.rows[self.width :]
-        self.kept = 0  # rows of the basis that are in use; the others are zero
+        self.kept = 0  # rows of the basis that are in use
         self.gram: Tensor | None = None  # of the basis, where it is known
         self.filled = 0  # complete rows in the buffer
         self.pending = 0  # rows already summed into the next one
@@ -144,6 +145,7 @@ class _State:
             self.basis[self.kept : count] = new
             self.kept, self.gram = count, None
         else:
+            self.basis[self.kept :].zero_()
             used = self.rows[: self.width + self.filled]
             right = _products(used, new)
             above = _products(self.basis, self.basis) if self.gram is None else self.gram
@@ -155,7 +157,6 @@ class _State:
                 self.basis[:, part] = rotation @ used[:, part]
             # the rotated rows are orthogonal: only products with new rows are ever needed again
             self.kept, self.gram = self.width, torch.diag(lengths)
-        new.zero_()
         self.filled = 0
 
     def take(self, rows: RowBatch) -> None:
@@ -172,8 +173,14 @@ class _State:
             self.groups.add(some, torch.zeros_like(some.index), self.hash.signs(some.index))
             first += room
 
+    @property
+    def current(self) -> Tensor:
+        """The row that is being summed, zero where nothing is in it yet."""
+        row = self.buffer[self.filled]
+        return row if self.pending else row.zero_()
+
     def sum(self, _: int, rows: RowBatch, signs: Tensor) -> None:
-        rows.add_signed_sum_(self.buffer[self.filled], signs)
+        rows.add_signed_sum_(self.current, signs)
         self.count(len(rows))
 
     def count(self, rows: int) -> None:
@@ -280,7 +287,8 @@ class LowRank(Approximation):
                 state.write(row.unsqueeze(0))
                 state.single += 1
                 continue
-            state.buffer[state.filled] += state.hash.signs(rows.index[i : i + 1]).to(row) * row
+            current = state.current
+            current += state.hash.signs(rows.index[i : i + 1]).to(row) * row
             state.count(1)
 
     def finish(self, state: Any) -> FactoredMatrix:
