@@ -194,6 +194,12 @@ class _State:
             self.groups = Regrouping(1, self.sum, capacity=self.size)
 
     def write(self, block: Tensor) -> None:
+        if (
+            not self.filled and self.alone >= self.width
+        ):  # all that the basis has room for comes singly
+            count = min(len(block), self.width - self.kept)
+            self.basis[self.kept : self.kept + count] = block[:count]
+            self.kept, block = self.kept + count, block[count:]
         for row in block:
             self.buffer[self.filled] = row
             self.push()
