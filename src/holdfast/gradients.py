@@ -219,9 +219,8 @@ class Gradients:
             block = self._vector_rows(chunk, chosen) if self._vectorised else None
             if block is None:
                 block = self.single_rows(chunk, chosen)
-            bad = ~block.isfinite().all(1)
-            if bool(bad.any()):
-                where = int(bad.nonzero()[0])
+            where = _first_infinite(block)
+            if where is not None:
                 raise ValueError(
                     f"the gradient of example {_position(chunk.index, where)} has NaN or inf entries "
                     "although its loss is finite; look for a square root or a norm at zero"
@@ -327,6 +326,14 @@ def _slots(module: nn.Module) -> dict[int, list[str]]:
             if tensor is not None:
                 found.setdefault(id(tensor), []).append(f"{path}.{name}" if path else name)
     return found
+
+
+def _first_infinite(rows: Tensor) -> int | None:
+    """The first row with an entry that is not finite; their sum is a quick look without memory."""
+    if bool(rows.sum().isfinite()):
+        return None
+    bad = ~rows.isfinite().all(1)  # the sum of finite numbers may overflow
+    return int(bad.nonzero()[0]) if bool(bad.any()) else None
 
 
 def _position(examples: Tensor | int, where: int) -> str:
