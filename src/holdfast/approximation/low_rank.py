@@ -117,10 +117,10 @@ class _State:
         self.recipe, self.setting = recipe, setting
         self.hash = SketchHash.draw(1, setting.draw.generator("groups"))
         self.width = recipe.width
-        # One tensor: one product reads both. A row is written before it is read: few examples
-        # do not touch memory for many.
-        self.rows = setting.empty(2 * self.width, setting.dim)
-        self.basis, self.buffer = self.rows[: self.width], self.rows[self.width :]
+        self.home = setting.empty(
+            self.width, setting.dim
+        )  # of the basis first, of the result at last
+        self.rows: Tensor | None = None  # basis and buffer in between: one product reads both
         self.kept = 0  # rows of the basis that are in use
         self.gram: Tensor | None = None  # of the basis, where it is known
         self.filled = 0  # complete rows in the buffer
@@ -131,11 +131,31 @@ class _State:
         self.size = next(self.sizes)  # of the group being summed
         self.groups = Regrouping(1, self.sum, capacity=self.size)
 
+    @property
+    def basis(self) -> Tensor:
+        return self.home if self.rows is None else self.rows[: self.width]
+
+    @property
+    def buffer(self) -> Tensor:
+        """There only where more rows come than the basis has room for."""
+        if self.rows is None:
+            self.rows = self.setting.empty(2 * self.width, self.setting.dim)
+            self.rows[: self.kept] = self.home[: self.kept]
+        return self.rows[self.width :]
+
+    def result(self) -> Tensor:
+        """The leading rows, in memory of their own."""
+        streamed = FactoredMatrix(self.basis[: self.kept])
+        found = rotate(streamed, (), self.recipe.rank, self.recipe.shrink)[0].factor
+        if len(found) < self.width:
+            return found.clone()
+        return self.home if self.rows is None else self.home.copy_(found)
+
     def push(self) -> None:
         """The row being written is complete."""
         self.filled += 1
         self.pending = 0
-        if self.filled == len(self.buffer):
+        if self.filled == self.width:
             self.truncate()
 
     def truncate(self) -> None:
@@ -145,16 +165,17 @@ class _State:
             self.basis[self.kept : count] = new
             self.kept, self.gram = count, None
         else:
-            self.basis[self.kept :].zero_()
-            used = self.rows[: self.width + self.filled]
+            assert self.rows is not None
+            basis, used = self.basis, self.rows[: self.width + self.filled]
+            basis[self.kept :].zero_()
             right = _products(used, new)
-            above = _products(self.basis, self.basis) if self.gram is None else self.gram
+            above = _products(basis, basis) if self.gram is None else self.gram
             left = torch.cat([above, right[: self.width].T])
             U, lengths = _leading(torch.cat([left, right], 1), self.width, self.recipe.shrink)
             rotation = U.T.to(used.dtype)
             for first in range(0, self.setting.dim, _COLUMNS):
                 part = slice(first, first + _COLUMNS)
-                self.basis[:, part] = rotation @ used[:, part]
+                basis[:, part] = rotation @ used[:, part]
             # the rotated rows are orthogonal: only products with new rows are ever needed again
             self.kept, self.gram = self.width, torch.diag(lengths)
         self.filled = 0
@@ -194,9 +215,7 @@ class _State:
             self.groups = Regrouping(1, self.sum, capacity=self.size)
 
     def write(self, block: Tensor) -> None:
-        if (
-            not self.filled and self.alone >= self.width
-        ):  # all that the basis has room for comes singly
+        if not self.filled and self.alone >= self.width:  # single rows fill the basis
             count = min(len(block), self.width - self.kept)
             self.basis[self.kept : self.kept + count] = block[:count]
             self.kept, block = self.kept + count, block[count:]
@@ -303,12 +322,11 @@ class LowRank(Approximation):
             state.push()
         if state.filled:
             state.truncate()
-        streamed = FactoredMatrix(state.basis[: state.kept])
-        return FactoredMatrix(rotate(streamed, (), self.rank, self.shrink)[0].factor.clone())
+        return FactoredMatrix(state.result())
 
     def nbytes(self, setting: Setting) -> int:
-        # basis and buffer; the rotation is in place
-        return setting.nbytes(2 * self.width * setting.dim)
+        # the result, basis and buffer; the rotation is in place
+        return setting.nbytes(3 * self.width * setting.dim)
 
     def add(self, old: PSDMatrix, offset: Offset, new: PSDMatrix) -> tuple[PSDMatrix, Offset]:
         assert isinstance(old, FactoredMatrix)
