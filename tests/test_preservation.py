@@ -2,8 +2,10 @@
 
 import contextlib
 import copy
+import gc
 import random
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +18,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import holdfast as hf
 import reference
-from holdfast.gradients import VectorisationWarning
+from holdfast.approximation import diagonal, kronecker, low_rank
+from holdfast.gradients import Gradients, VectorisationWarning
+from holdfast.regrouping import Regrouping
 from models_zoo import CASES, Columns, Network, batches, nudge
 from recipes_table import (
     ALL_APPROXIMATIONS,
@@ -462,3 +466,31 @@ def test_data_that_is_a_model_in_training() -> None:
     two = recipe.consolidate(model.eval(), batches(columns, 1))
     close(one.matrix.dense(), two.matrix.dense())
     assert not model.training
+
+
+@pytest.mark.parametrize("name", ALL_APPROXIMATIONS)
+def test_nothing_outlives_the_penalty(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even until the next garbage collection: what is left could be as large as the result."""
+    recipe = hf.Regularizer(hf.EWC(), ALL_APPROXIMATIONS[name])
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    data = [(torch.randn(6, 4), torch.zeros(6, dtype=torch.int64))] * 3
+    recipe.consolidate(model, data, seed=0)  # torch keeps what calls vmap for the first time
+    born: list[weakref.ref[Any]] = []
+    states = (low_rank._State, kronecker._State, diagonal._Signed)
+    for kind in (Gradients, Regrouping, *states):
+        honest = kind.__init__
+
+        def watched(self: Any, *args: Any, honest: Any = honest, **kwargs: Any) -> None:
+            born.append(weakref.ref(self))
+            honest(self, *args, **kwargs)
+
+        monkeypatch.setattr(kind, "__init__", watched)
+    gc.collect()
+    gc.disable()
+    try:
+        penalty = recipe.consolidate(model, data, seed=0)
+        del penalty
+        assert born
+        assert not [reference() for reference in born if reference() is not None]
+    finally:
+        gc.enable()

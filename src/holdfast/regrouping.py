@@ -4,6 +4,8 @@ A signed sum over one bucket is one backward pass. Without regrouping a batch wo
 bucket in it; with it, consolidation costs one epoch of ordinary passes, whatever the number of buckets.
 """
 
+import inspect
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -85,14 +87,17 @@ class Regrouping:
 
     Args:
         buckets: The number of buckets.
-        emit: Called with a bucket, rows that all belong to it, and their signs.
+        emit: Called with a bucket, rows that all belong to it, and their signs. A method is not kept alive:
+            its object, which has this one, would live on until the next garbage collection.
         capacity: Rows of a bucket to emit at once. None takes half as many again as the first batch has
             (fewer and larger passes, in memory that a training step with that batch has anyway) and
             keeps back as many rows as fill a batch for every bucket.
     """
 
     def __init__(self, buckets: int, emit: Emit, capacity: int | None = None) -> None:
-        self._buckets, self._emit = buckets, emit
+        self._buckets = buckets
+        self._method = weakref.WeakMethod(emit) if inspect.ismethod(emit) else None
+        self._function = emit if self._method is None else None
         self._capacity, self._places = capacity, (capacity or 0) * buckets
         self._pools: dict[object, _Pool] = {}
 
@@ -116,6 +121,11 @@ class Regrouping:
             if not pool.room:
                 self._flush(pool, int(pool.count.argmax()))
             first = part.stop
+
+    def _emit(self, bucket: int, rows: RowBatch, signs: Tensor) -> None:
+        emit = self._function if self._method is None else self._method()
+        assert emit is not None
+        emit(bucket, rows, signs)
 
     @property
     def held(self) -> int:

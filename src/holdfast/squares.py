@@ -6,6 +6,7 @@ examples go both ways first, and only layers whose numbers agree are read from t
 """
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -119,7 +120,7 @@ class Squares:
     def __init__(
         self, gradients: "Gradients", model: nn.Module, parameters: Sequence[nn.Parameter]
     ) -> None:
-        self._gradients, self._parameters = gradients, parameters
+        self._gradients, self._parameters = weakref.proxy(gradients), parameters
         self._sites, self._tries = _sites(model, parameters), 0
 
     def add_(
@@ -219,7 +220,8 @@ class SignedSums:
     def __init__(
         self, gradients: "Gradients", model: nn.Module, parameters: Sequence[nn.Parameter]
     ) -> None:
-        self._gradients, self._parameters, self._proven = gradients, parameters, False
+        self._gradients, self._parameters = weakref.proxy(gradients), parameters
+        self._proven = False
         self._sites = [
             site
             for site in _sites(model, parameters)
