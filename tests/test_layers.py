@@ -454,6 +454,7 @@ def test_only_linear_layers_that_prove_themselves_write(monkeypatch: pytest.Monk
             out = torch.zeros(space.dim, dtype=torch.float64)
             part.add_signed_sum_(out, torch.ones(BATCH, dtype=torch.int64))
         left[name] = len(rows.gradients.sums._sites)
+    # a layer that cannot be read leaves the others alone
     assert left == {
-        "two layers": 2, "functional": 1, "never called": 0, "called twice": 0, "tied": 1
+        "two layers": 2, "functional": 1, "never called": 1, "called twice": 1, "tied": 1
     }  # fmt: skip

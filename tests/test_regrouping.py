@@ -64,7 +64,7 @@ def test_every_row_leaves_once_with_its_own(
 def test_passes_are_larger_than_batches_and_not_much(size: int) -> None:
     emitted, _, _, _ = sort_rows([size] * (4000 // size), 5, 0, None)
     lengths = [len(index) for _, index, _, _ in emitted]
-    assert max(lengths) < max(1, 3 * size // 2) + size
+    assert max(lengths) < 2 * size + size
     assert sum(length >= size for length in lengths) >= len(lengths) - 5, "but for what is left"
 
 

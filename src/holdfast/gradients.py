@@ -21,7 +21,9 @@ from holdfast.squares import SignedSums, Squares
 
 __all__ = ["CouplingWarning", "Gradients", "VectorisationWarning"]
 
-ROW_BYTES = 2**28  # 256 MiB: what a block of written-out rows may take
+ROW_BYTES = (
+    2**26
+)  # 64 MiB: what a block of written-out rows may take; the C library keeps such pieces
 Forward = Callable[[nn.Module, Any], Any]
 
 
@@ -187,13 +189,17 @@ class Gradients:
             )
         return values.reshape(values.shape[0], -1)
 
-    def add_gradient_(self, out: Tensor, scalar: Tensor, retain_graph: bool = False) -> None:
-        """Add the gradient of ``scalar`` to the flat vector ``out``.
+    def backward(self, scalar: Tensor, retain_graph: bool = False) -> None:
+        """Every parameter's gradient of ``scalar``, left in ``.grad``.
 
         ``backward`` and not ``autograd.grad``: reentrant checkpointing refuses the latter.
         """
         self._dependent(scalar)
         torch.autograd.backward(scalar, retain_graph=retain_graph)
+
+    def add_gradient_(self, out: Tensor, scalar: Tensor, retain_graph: bool = False) -> None:
+        """Add the gradient of ``scalar`` to the flat vector ``out``."""
+        self.backward(scalar, retain_graph)
         for view, parameter in zip(self.space.split(out), self._parameters, strict=True):
             if parameter.grad is not None:
                 view += parameter.grad
@@ -308,8 +314,7 @@ class Gradients:
         pieces = self.space.split(total)
         for i in range(len(examples)):
             value = self.values(examples.pick(slice(i, i + 1)))[0]
-            self._dependent(value)
-            torch.autograd.backward(value)
+            self.backward(value)
             for piece, parameter in zip(pieces, self._parameters, strict=True):
                 if parameter.grad is not None:
                     gradient = parameter.grad.to(total.dtype)

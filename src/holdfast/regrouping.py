@@ -89,9 +89,9 @@ class Regrouping:
         buckets: The number of buckets.
         emit: Called with a bucket, rows that all belong to it, and their signs. A method is not kept alive:
             its object, which has this one, would live on until the next garbage collection.
-        capacity: Rows of a bucket to emit at once. None takes half as many again as the first batch has
-            (fewer and larger passes, in memory that a training step with that batch has anyway) and
-            keeps back as many rows as fill a batch for every bucket.
+        capacity: Rows of a bucket to emit at once. None takes twice as many as the first batch has
+            (fewer and larger passes, in no more than twice the memory of a training step with that
+            batch) and keeps back as many rows as fill a batch for every bucket.
     """
 
     def __init__(self, buckets: int, emit: Emit, capacity: int | None = None) -> None:
@@ -109,7 +109,7 @@ class Regrouping:
                 self._emit(bucket, batch, signs * (buckets == bucket))
             return
         if self._capacity is None:
-            self._capacity = max(1, 3 * len(batch) // 2)
+            self._capacity = 2 * max(1, len(batch))
             self._places = self._buckets * len(batch)
         pool, which, first = self._pool(batch, columns), buckets.numpy(), 0
         while first < len(batch):

@@ -242,15 +242,21 @@ class SignedSums:
         self._proven = True
         if not self._sites:
             return
-        space, like = self._gradients.space, self._gradients.like
-        expected, found = torch.zeros(space.dim, **like), torch.zeros(space.dim, **like)
-        self._gradients.add_gradient_(expected, scalar())
-        if not self._fused(found, scalar):
-            self._sites = []
-            return
-        truth, pieces = space.split(expected), space.split(found)
-        weights = [(site, site.positions["weight"]) for site in self._sites]
-        self._sites = [site for site, i in weights if _agree(pieces[i], truth[i])]
+        weights = [self._parameters[site.positions["weight"]] for site in self._sites]
+        self._gradients.backward(scalar())
+        truths = [weight.grad for weight in weights]  # as autograd made them: no copies
+        self._gradients.forget()
+        with _watched(self._sites, self._parameters):
+            _backward(scalar(), self._sites)
+        self._gradients.forget()
+        agreeing = []
+        for site, truth in zip(self._sites, truths, strict=True):
+            if site.calls == 1 and site.plain and truth is not None:
+                found = torch.zeros(truth.shape, **self._gradients.like)
+                site.add_sum_(found)
+                agreeing += [site] if _agree(found, truth) else []
+            site.reset()
+        self._sites = agreeing
 
     def _fused(self, out: Tensor, scalar: Callable[[], Tensor]) -> bool:
         """One pass; False, and nothing added, if a layer was not called exactly once."""

@@ -238,7 +238,7 @@ class LowRank(Approximation):
         group: Rows per sum: 1 streams every row. "auto" streams single rows as long as that takes a
             fraction of a second (thousands of rows of a small network, the first ``rank`` rows of a large
             one), then sums of 4 rows and four times as many whenever half as many sums as are kept have
-            come in, up to max(64, 4·rank): there the arithmetic of truncation stays below that of the
+            come in, up to max(64, 6·rank): there the arithmetic of truncation stays below that of the
             backward passes.
         shrink: Subtract the (rank+1)-th eigenvalue at every truncation (Frequent Directions). With
             group=1, :math:`0 \preceq \Omega-\hat\Omega` and the Frequent Directions bound hold.
@@ -277,7 +277,7 @@ class LowRank(Approximation):
         """Rows per sum, sum by sum, once rows are summed."""
         if self.group != "auto":
             yield from itertools.repeat(self.group)
-        size, most = 4, max(64, 4 * self.rank)
+        size, most = 4, max(64, 6 * self.rank)
         while size < most:
             yield from itertools.repeat(size, self.width // 2)
             size *= 4
