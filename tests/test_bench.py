@@ -57,9 +57,8 @@ def faults():
     torch.ones(25_000_000)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-with freed_memory_kept() as kept:
-    faults()
-    inside = faults()
+with freed_memory_kept() as kept:  # a small piece that lands behind a large one costs room, once or twice
+    inside = min(faults() for _ in range(6))
 print(kept, inside, faults())
 """
 
