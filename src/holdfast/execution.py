@@ -175,7 +175,8 @@ class _Run:
         self.accuracy.append(epochs)
         with self.watch.measure("evaluation"):
             self.validation.append(accuracies(self.model, [t.validation for t in self.tasks]))
-            self.test.append(accuracies(self.model, [t.test for t in self.tasks]))
+            unseen = [task.test for task in self.tasks[index + 1 :]]  # the rest is known by now
+            self.test.append([*epochs[-1], *(accuracies(self.model, unseen) if unseen else [])])
 
     def _keep(self, index: int, epochs: list[list[float]], generator: torch.Generator) -> None:
         """Leave a checkpoint if enough work has been done since the last."""
