@@ -64,9 +64,19 @@ class Work:
             optimizer.step()
         self.model.zero_grad()
         self.model.eval()
-        self.data = list(zip(self.x.split(BATCH), self.y.split(BATCH), strict=True))
+        self.twins: dict[str, nn.Module] = {}
         self.dataset = TensorDataset(self.x, self.y, torch.zeros(n, dtype=torch.int64))
         self.loader = DataLoader(TensorDataset(self.x, self.y), batch_size=BATCH)
+
+    def twin(
+        self, name: str, prepare: Callable[[nn.Module], nn.Module] = lambda m: m
+    ) -> nn.Module:
+        """The network again, for a peer that changes what it is given; made once, outside the timing."""
+        if name not in self.twins:
+            copy = network()
+            copy.load_state_dict(self.model.state_dict())
+            self.twins[name] = prepare(copy)
+        return self.twins[name]
 
     def rows(self, loss: Callable[[Tensor, Tensor], Tensor]) -> "list[Tensor]":
         held = list(self.model.parameters())
@@ -105,7 +115,7 @@ def shape_error(found: Tensor, truth: Tensor) -> float:
 
 def ours(work: Work, importance: hf.Importance, approximation: hf.Approximation) -> hf.Penalty:
     recipe = hf.Regularizer(importance, approximation)
-    return recipe.consolidate(work.model, work.data, seed=0, progress=False)
+    return recipe.consolidate(work.model, work.loader, seed=0, progress=False)
 
 
 def loop(work: Work) -> Tensor:
@@ -124,7 +134,7 @@ def original_scheme(work: Work) -> Tensor:
     """From its description: one graph of the whole set, a dense t × n sketch, t backward passes."""
     draw = torch.Generator().manual_seed(2)
     losses = []
-    for x, y in work.data:
+    for x, y in work.loader:
         losses.append(functional.cross_entropy(work.model(x), y, reduction="none"))
     rows = torch.zeros(T, work.n)
     rows[torch.randint(T, (work.n,), generator=draw), torch.arange(work.n)] = (
@@ -170,11 +180,10 @@ def backpack(work: Work) -> Tensor:
     from backpack import extend
     from backpack.extensions import SumGradSquared
 
-    model = extend(network())
-    model.load_state_dict(work.model.state_dict())
+    model = work.twin("BackPACK", extend)
     criterion = extend(nn.CrossEntropyLoss(reduction="sum"))
     total = [torch.zeros_like(p) for p in model.parameters()]
-    for x, y in work.data:
+    for x, y in work.loader:
         model.zero_grad()
         with extension(SumGradSquared()):
             criterion(model(x), y).backward()
@@ -187,10 +196,8 @@ def laplace_fit(work: Work) -> object:
     from laplace import Laplace
     from laplace.curvature.backpack import BackPackEF
 
-    model = network()
-    model.load_state_dict(work.model.state_dict())
     fit = Laplace(
-        model,
+        work.twin("laplace"),
         "classification",
         subset_of_weights="all",
         hessian_structure="diag",

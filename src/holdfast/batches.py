@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 __all__ = [
     "Examples",
+    "copy",
     "cut",
     "forward",
     "has_labels",
@@ -123,8 +124,13 @@ def move(batch: Any, device: torch.device) -> Any:
         return type(batch)(move(v, device) for v in batch)
     if not isinstance(batch, Tensor):
         return batch
-    moved = batch.to(device)
+    moved = batch.detach().to(device)  # a graph that leads to it is the caller's
     return moved.clone() if moved.is_inference() else moved  # those cannot take part in a backward
+
+
+def copy(batch: Any) -> Any:
+    """The batch with tensors of its own, which no graph leads to."""
+    return _map(lambda t: t.detach().clone(), batch)
 
 
 def cut(batch: Any, index: Tensor | slice) -> Any:

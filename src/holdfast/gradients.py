@@ -102,13 +102,12 @@ class Gradients:
 
     def check(self, batch: Any) -> None:
         """Look at the first batch once: refuse what cannot work, learn the rows per example."""
-        with torch.no_grad():
-            outputs = self._call(batch)
-            self.importance.check(outputs, batch, self._loss)
-            self.rows_per_example = self.importance.rows_per_example(outputs)
-            # on the batch as it came, so that messages show its shapes and not those of a part
-            none = torch.zeros(1, device=self.device)
-            values = self._finite(self._values(outputs, batch, none))
+        outputs = self._outputs(batch)
+        self.importance.check(outputs, batch, self._loss)
+        self.rows_per_example = self.importance.rows_per_example(outputs)
+        # on the batch as it came, so that messages show its shapes and not those of a part
+        none = torch.zeros(1, device=self.device)
+        values = self._finite(self._values(outputs, batch, none)).detach()
         if values.shape[1] != self.rows_per_example:
             raise ValueError(
                 f"{self.importance!r} returned {values.shape[1]} values per example, and its "
@@ -128,8 +127,7 @@ class Gradients:
 
     def count(self, batch: Any) -> int:
         """The number of examples in a batch that cannot be cut: the length of its outputs."""
-        with torch.no_grad():
-            outputs = self._call(batch)
+        outputs = self._outputs(batch)
         if not isinstance(outputs, Tensor) or outputs.dim() == 0:
             raise ValueError(
                 "the number of examples is unknown: the batch cannot be cut along its first "
@@ -146,7 +144,11 @@ class Gradients:
             uniforms: One uniform number per example.
             examples: Their positions of arrival, or that of the first; for messages.
         """
-        return self._finite(self._values(self._call(batch), batch, uniforms), examples)
+        return self._finite(self._values(self._outputs(batch), batch, uniforms), examples)
+
+    def _outputs(self, batch: Any) -> Any:
+        """What the model says; it gets a copy, as it may write to its input or differentiate by it."""
+        return self._call(batches.copy(batch))
 
     def _finite(self, values: Tensor, examples: Tensor | int = 0) -> Tensor:
         """The values, or an error that names the example whose value is not finite."""
@@ -255,7 +257,12 @@ class Gradients:
                 found, values = vmap(grad_and_value(potential), in_dims=(None, 0, 0, 0))(
                     held, list(examples.leaves), examples.which, examples.uniforms
                 )
-        except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
+        except (
+            RuntimeError,
+            ValueError,
+            TypeError,
+            AssertionError,
+        ) as error:  # the last: dynamo's
             # Whatever is wrong with the caller's functions shows again, unvectorised, one by one.
             self.single_rows(examples.pick(slice(0, 1)))
             reason = str(error).strip().splitlines()

@@ -33,14 +33,12 @@ class Rule:
     Attributes:
         add: ``add(layer, inputs, gradients of outputs, into)``.
         fits: Whether the layer's settings and these shapes are served; (layer, inputs, gradients).
-        quiet: Parameters whose own gradient need not be computed in the backward pass.
         pairs: ``pairs(layer, inputs, gradients of outputs)`` for layers that multiply by a matrix:
             what it is multiplied with at every position, and what comes back.
     """
 
     add: Callable[[Any, Tensor, Tensor, Into], None]
     fits: Callable[[Any, Tensor, Tensor], bool]
-    quiet: tuple[str, ...] = ()
     pairs: Callable[[Any, Tensor, Tensor], Iterator[Pair]] | None = None
 
 
@@ -194,14 +192,14 @@ def _several_dimensions(layer: nn.GroupNorm, x: Tensor, g: Tensor) -> bool:
     return x.dim() >= 2
 
 
-_CONVOLUTION = Rule(_convolution, _image_like, ("weight",), _convolution_pairs)
+_CONVOLUTION = Rule(_convolution, _image_like, _convolution_pairs)
 _BATCH_NORM = Rule(_batch_norm, _fixed_statistics)
 
 RULES: dict[type[nn.Module], Rule] = {
-    nn.Linear: Rule(_linear, _matrix_like, ("weight",), _linear_pairs),
+    nn.Linear: Rule(_linear, _matrix_like, _linear_pairs),
     nn.Conv1d: _CONVOLUTION,
     nn.Conv2d: _CONVOLUTION,
-    nn.Embedding: Rule(_embedding, _plain_words, ("weight",)),
+    nn.Embedding: Rule(_embedding, _plain_words),
     nn.LayerNorm: Rule(_layer_norm, _last_dimensions),
     nn.RMSNorm: Rule(_rms_norm, _last_dimensions),
     nn.GroupNorm: Rule(_group_norm, _several_dimensions),

@@ -225,7 +225,8 @@ class Penalty:
                 "LowRank, Full in its factored form) can be trimmed"
             )
         matrix, offset = self.matrix.trimmed(energy, self.offset)
-        return dataclasses.replace(self, matrix=matrix, offset=offset)
+        stored = self.matrix.rows.dtype
+        return dataclasses.replace(self, matrix=matrix.to(dtype=stored), offset=offset)
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file, atomically."""

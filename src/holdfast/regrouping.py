@@ -89,16 +89,17 @@ class Regrouping:
         buckets: The number of buckets.
         emit: Called with a bucket, rows that all belong to it, and their signs. A method is not kept alive:
             its object, which has this one, would live on until the next garbage collection.
-        capacity: Rows of a bucket to emit at once. None takes twice as many as the first batch has
-            (fewer and larger passes, in no more than twice the memory of a training step with that
-            batch) and keeps back as many rows as fill a batch for every bucket.
+        capacity: Rows of a bucket to emit at once. None takes twice as many as the largest batch so
+            far has (fewer and larger passes, in no more than twice the memory of a training step with
+            that batch) and keeps back as many rows as fill a batch for every bucket.
     """
 
     def __init__(self, buckets: int, emit: Emit, capacity: int | None = None) -> None:
         self._buckets = buckets
         self._method = weakref.WeakMethod(emit) if inspect.ismethod(emit) else None
         self._function = emit if self._method is None else None
-        self._capacity, self._places = capacity, (capacity or 0) * buckets
+        self._fixed = capacity is not None
+        self._capacity, self._places = capacity or 0, (capacity or 0) * buckets
         self._pools: dict[object, _Pool] = {}
 
     def add(self, batch: RowBatch, buckets: Tensor, signs: Tensor) -> None:
@@ -108,9 +109,9 @@ class Regrouping:
             for bucket in buckets.unique().tolist():
                 self._emit(bucket, batch, signs * (buckets == bucket))
             return
-        if self._capacity is None:
-            self._capacity = 2 * max(1, len(batch))
-            self._places = self._buckets * len(batch)
+        if not self._fixed and 2 * len(batch) > self._capacity:
+            self.flush()  # a larger batch than before: what it may take, others may
+            self._capacity, self._places = 2 * len(batch), self._buckets * len(batch)
         pool, which, first = self._pool(batch, columns), buckets.numpy(), 0
         while first < len(batch):
             part = slice(first, min(len(batch), first + pool.room))

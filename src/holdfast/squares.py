@@ -35,8 +35,11 @@ _Owned = tuple[int, LayerShape, int | None]  # which layer, and the position of 
 class _Site:
     """One layer, and what passed through it."""
 
-    def __init__(self, layer: nn.Module, positions: dict[str, int]) -> None:
+    def __init__(
+        self, layer: nn.Module, positions: dict[str, int], quiet: Sequence[nn.Parameter]
+    ) -> None:
         self.layer, self.positions, self.rule = layer, positions, RULES[type(layer)]
+        self.quiet = quiet  # what is read here, so that autograd need not differentiate it
         self.certain = False
         self.reset()
 
@@ -48,20 +51,34 @@ class _Site:
     gradient: Tensor | None
     silent: Tensor | None  # the gradient where none comes back: zeros, without memory
 
+    def hush(self, layer: nn.Module, args: Any) -> None:
+        """Called before the layer. Any other use of its parameters leaves a gradient, which is seen."""
+        self.speak(False)
+
+    def speak(self, aloud: bool = True) -> None:
+        """Whether autograd differentiates what is read here."""
+        for parameter in self.quiet:
+            parameter.requires_grad_(aloud)
+
     def watch(self, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> Tensor | None:
         """Called after the layer; returns an output that takes part in the backward pass."""
-        if self.complete or not torch.is_grad_enabled():  # a checkpoint, the second or first time
+        self.speak()
+        if not torch.is_grad_enabled():  # a reentrant checkpoint, the first time
             return None
+        if not isinstance(output, Tensor):
+            self.calls, self.plain = self.calls + 1, False
+            return None
+        replaced = None
+        if not output.requires_grad:  # its parameters are quiet and nothing before it is held
+            output = replaced = output + output.new_zeros((), requires_grad=True)
+        if self.complete:  # a checkpoint, the second time: the same graph again
+            return replaced
         self.calls += 1
         self.plain = self.plain and len(args) == 1 and not kwargs
-        if self.calls > 1 or not self.plain or not isinstance(output, Tensor):
-            return None
-        self.inputs = args[0].detach()
-        self.silent = output.new_zeros(()).expand(output.shape)
-        replaced = None
-        if not output.requires_grad:  # the weight is quiet and nothing before it is held
-            output = replaced = output + output.new_zeros((), requires_grad=True)
-        output.register_hook(self.keep)
+        if self.calls == 1 and self.plain:
+            self.inputs = args[0].detach()
+            self.silent = output.new_zeros(()).expand(output.shape)
+            output.register_hook(self.keep)
         return replaced
 
     def keep(self, gradient: Tensor) -> None:
@@ -105,7 +122,8 @@ class _Site:
         """Add the gradient of a linear layer's weight."""
         x, g = self.inputs, self.gradient
         if x is not None and g is not None:
-            view.addmm_(g.flatten(0, -2).T.to(view.dtype), x.flatten(0, -2).to(view.dtype))
+            g, x = g.reshape(-1, g.shape[-1]), x.reshape(-1, x.shape[-1])
+            view.addmm_(g.T.to(view.dtype), x.to(view.dtype))
 
 
 class Squares:
@@ -121,7 +139,13 @@ class Squares:
         self, gradients: "Gradients", model: nn.Module, parameters: Sequence[nn.Parameter]
     ) -> None:
         self._gradients, self._parameters = weakref.proxy(gradients), parameters
-        self._sites, self._tries = _sites(model, parameters), 0
+        found = unshared(model, parameters)
+        self._tries = 0
+        self._sites = [
+            _Site(module, held, [parameters[i] for i in held.values()])
+            for _, module, held in found
+            if type(module) in RULES
+        ]
 
     def add_(
         self,
@@ -164,50 +188,93 @@ class Squares:
         sites = [site for site in self._sites if site.certain]
         if not sites:
             return set()
-        self._pass(sites, examples)
-        pieces, done = self._gradients.space.split(out), set()
+        untouched, pieces = self._pass(sites, examples), self._gradients.space.split(out)
+        watched = {i for site in sites for i in site.positions.values()}
+        told = set()  # the reader hears of every layer that is its own
+        if reader is not None:
+            told = {i for weight, (_, _, bias) in owned.items() for i in (weight, bias)}
+        done = untouched - watched - told
         for site in sites:
-            if site.readable(len(examples)):
-                weight = site.positions.get("weight", -1)
-                if weight not in owned or reader is None:
-                    site.add_(pieces, site.positions)
-                else:
-                    k, _, bias = owned[weight]
-                    for pair in site.pairs(out.dtype, bias is not None):
-                        reader.pairs(k, *pair)
-                    if bias is None:
-                        site.add_(pieces, site.positions.keys() - {"weight"})
-                done |= set(site.positions.values())
+            held = set(site.positions.values())
+            if not site.calls:
+                done |= (held & untouched) - told
+            elif site.readable(len(examples)) and held <= untouched:
+                self._take(site, pieces, owned, reader)
+                done |= held
+            else:  # what was proven does not hold: it is not believed again
+                self._sites.remove(site)
             site.reset()
         return done
 
-    def _pass(self, sites: Sequence[_Site], examples: Examples) -> None:
-        """One forward and backward pass of all examples; the sites keep what they see."""
-        with _watched(sites, self._parameters):
-            _backward(self._gradients.values(examples).sum(), sites)
+    def _take(
+        self,
+        site: _Site,
+        pieces: Sequence[Tensor],
+        owned: Mapping[int, _Owned],
+        reader: LayerReader | None,
+    ) -> None:
+        """Add what one layer tells."""
+        weight = site.positions.get("weight", -1)
+        if weight not in owned or reader is None:
+            site.add_(pieces, site.positions)
+            return
+        k, _, bias = owned[weight]
+        for pair in site.pairs(pieces[weight].dtype, bias is not None):
+            reader.pairs(k, *pair)
+        if bias is None:
+            site.add_(pieces, site.positions.keys() - {"weight"})
+
+    def _pass(
+        self, sites: Sequence[_Site], examples: Examples, weights: Tensor | None = None
+    ) -> set[int]:
+        """One forward and backward pass of all examples; the sites keep what they see.
+
+        Returns:
+            The positions of parameters without a gradient: nothing depends on them but what is read.
+        """
+        with _watched(sites):
+            values = self._gradients.values(examples)
+            _backward((values if weights is None else values * weights).sum(), sites)
+        untouched = {i for i, p in enumerate(self._parameters) if p.grad is None}
         self._gradients.forget()
+        return untouched
 
     def _prove(self, examples: Examples) -> None:
-        """Let a few examples go both ways; only layers that agree are read from now on."""
+        """Let two examples go both ways; only layers that agree are read from now on.
+
+        They count alike, so that one cannot hide what the other would show. Where one has no gradient,
+        or a layer has none, nothing is decided.
+        """
         self._tries += 1
         candidates = examples.pick(slice(0, _CANDIDATES))
-        with torch.no_grad():  # examples that are fitted perfectly have no gradient to compare
-            values = self._gradients.values(candidates)
-            best = values.abs().topk(min(_PROBES, len(values))).indices
+        # examples that are fitted perfectly have no gradient to compare
+        best = self._gradients.values(candidates).detach().abs().topk(_PROBES).indices
         few = candidates.pick(best.sort().values)
-        like, dim = self._gradients.like, self._gradients.space.dim
-        expected = self._gradients.single_squares(few)
-        open_sites = [site for site in self._sites if not site.certain]
-        self._pass(open_sites, few)
-        found = torch.zeros(dim, **like)
-        pieces, truth = self._gradients.space.split(found), self._gradients.space.split(expected)
-        for site in open_sites:
-            if site.readable(len(few)):
-                site.add_(pieces, site.positions)
-                site.certain = all(_agree(pieces[i], truth[i]) for i in site.positions.values())
-            site.reset()
+        singles = [
+            self._gradients.single_squares(few.pick(slice(i, i + 1))) for i in range(_PROBES)
+        ]
+        totals = torch.stack([single.sum() for single in singles])
+        if bool((totals > 0).all()):
+            weights = totals.sum() / totals
+            expected = sum(w * s for w, s in zip(weights, singles, strict=True))
+            self._judge(few, weights.sqrt(), self._gradients.space.split(expected))
         if self._tries == _ATTEMPTS:
             self._sites = [site for site in self._sites if site.certain]
+
+    def _judge(self, few: Examples, weights: Tensor, truth: Sequence[Tensor]) -> None:
+        """Keep the layers that tell the truth, drop those that do not."""
+        open_sites = [site for site in self._sites if not site.certain]
+        untouched = self._pass(open_sites, few, weights)
+        pieces = self._gradients.space.split(
+            torch.zeros(self._gradients.space.dim, **self._gradients.like)
+        )
+        for site in open_sites:
+            held = set(site.positions.values())
+            if site.readable(len(few)) and held <= untouched:
+                site.add_(pieces, site.positions)
+                told = [_agree(pieces[i], truth[i]) for i in held]
+                site.certain = all(told) and any(bool(truth[i].any()) for i in held)
+            site.reset()
 
 
 class SignedSums:
@@ -221,46 +288,47 @@ class SignedSums:
         self, gradients: "Gradients", model: nn.Module, parameters: Sequence[nn.Parameter]
     ) -> None:
         self._gradients, self._parameters = weakref.proxy(gradients), parameters
-        self._proven = False
-        self._sites = [
-            site
-            for site in _sites(model, parameters)
-            if type(site.layer) is nn.Linear
-            and "weight" in site.positions
-            and parameters[site.positions["weight"]].numel() >= _LARGE
+        self._sites: list[_Site] = []
+        self._tries = 0
+        self._open = [
+            _Site(module, held, [parameters[held["weight"]]])
+            for _, module, held in unshared(model, parameters)
+            if type(module) is nn.Linear
+            and "weight" in held
+            and parameters[held["weight"]].numel() >= _LARGE
         ]
 
     def add_(self, out: Tensor, scalar: Callable[[], Tensor]) -> None:
         """Add the gradient of ``scalar()``."""
-        if not self._proven:
+        if self._open:
             self._prove(scalar)
         if not self._sites or not self._fused(out, scalar):
             self._gradients.add_gradient_(out, scalar())
 
     def _prove(self, scalar: Callable[[], Tensor]) -> None:
-        """Go both ways once; layers that do not agree are left to autograd."""
-        self._proven = True
-        if not self._sites:
-            return
-        weights = [self._parameters[site.positions["weight"]] for site in self._sites]
+        """Go both ways; layers that do not agree are left to autograd, those without a gradient wait."""
+        self._tries += 1
+        weights = [self._parameters[site.positions["weight"]] for site in self._open]
         self._gradients.backward(scalar())
         truths = [weight.grad for weight in weights]  # as autograd made them: no copies
         self._gradients.forget()
-        with _watched(self._sites, self._parameters):
-            _backward(scalar(), self._sites)
+        with _watched(self._open):
+            _backward(scalar(), self._open)
         self._gradients.forget()
-        agreeing = []
-        for site, truth in zip(self._sites, truths, strict=True):
-            if site.calls == 1 and site.plain and truth is not None:
+        undecided = []
+        for site, truth in zip(self._open, truths, strict=True):
+            if truth is None or not bool(truth.any()):
+                undecided.append(site)
+            elif site.calls == 1 and site.plain:
                 found = torch.zeros(truth.shape, **self._gradients.like)
                 site.add_sum_(found)
-                agreeing += [site] if _agree(found, truth) else []
+                self._sites += [site] if _agree(found, truth) else []
             site.reset()
-        self._sites = agreeing
+        self._open = undecided if self._tries < _ATTEMPTS else []
 
     def _fused(self, out: Tensor, scalar: Callable[[], Tensor]) -> bool:
         """One pass; False, and nothing added, if a layer was not called exactly once."""
-        with _watched(self._sites, self._parameters):
+        with _watched(self._sites):
             _backward(scalar(), self._sites)
         once = all(site.calls == 1 and site.plain for site in self._sites)
         if once:
@@ -269,7 +337,7 @@ class SignedSums:
                 site, gradient = direct.get(i), self._parameters[i].grad
                 if site is not None:
                     site.add_sum_(view)
-                elif gradient is not None:
+                if gradient is not None:  # of a layer, where its weight is used elsewhere too
                     view += gradient
         for site in self._sites:
             site.reset()
@@ -295,30 +363,17 @@ def _largest(x: Tensor) -> Tensor:
     return torch.maximum(high, -low)
 
 
-def _sites(model: nn.Module, parameters: Sequence[nn.Parameter]) -> list[_Site]:
-    """The layers of known kinds whose held parameters belong to nobody else."""
-    found = unshared(model, parameters)
-    return [_Site(module, held) for _, module, held in found if type(module) in RULES]
-
-
 @contextlib.contextmanager
-def _watched(sites: Sequence[_Site], parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Hooks in place, and no gradients of large weights, which nobody would read."""
-    quiet = [
-        parameters[site.positions[name]]
-        for site in sites
-        for name in site.rule.quiet
-        if name in site.positions
-    ]
+def _watched(sites: Sequence[_Site]) -> Iterator[None]:
+    """Hooks in place, and no gradients of what is read from them."""
     handles = []
     try:
         for site in sites:
+            handles.append(site.layer.register_forward_pre_hook(site.hush))
             handles.append(site.layer.register_forward_hook(site.watch, with_kwargs=True))
-        for parameter in quiet:
-            parameter.requires_grad_(False)
         yield
     finally:
-        for parameter in quiet:
-            parameter.requires_grad_(True)
+        for site in sites:
+            site.speak()
         for handle in handles:
             handle.remove()

@@ -307,6 +307,7 @@ class LowRank(Approximation):
 
     def _update_whole(self, state: _State, rows: RowBatch, alone: int) -> None:
         """Rows that cannot be cut: written out, then summed where sums are asked for."""
+        state.groups.flush()  # what waits belongs to the sum that they go on with
         for i, row in enumerate(row for block in rows.blocks() for row in block):
             if i < alone:
                 state.write(row.unsqueeze(0))

@@ -216,7 +216,8 @@ def memory_suite(pairs: int, quick: bool) -> Iterator[Measurement]:
     """Memory while consolidating, beyond the result, in units of a training step's."""
     work = _Work(perceptron(), (784,), 1_000 if quick else 10_000, 100)
     consolidate = partial(work.consolidate, CountSketch(50))
-    work.train(), consolidate()  # what is imported on first use is no part of it
+    work.train()
+    consolidate()  # what is imported on first use is no part of it
     _, step = peak_bytes(work.train)
     penalty, peak = peak_bytes(consolidate)
     beyond = max(0, peak - penalty.nbytes)
