@@ -230,3 +230,18 @@ def test_excluded_parameters_cost_no_memory_of_rows() -> None:
     assert penalty.matrix.factor.shape == (3, 12)
     assert isinstance(model, nn.Module)
     assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.filterwarnings("ignore::holdfast.gradients.VectorisationWarning")
+@pytest.mark.parametrize("vectorised", [True, False])
+def test_rows_are_written_where_they_are_asked_for(vectorised: bool) -> None:
+    columns = CASES["mlp"].columns(9)
+    rows = rows_of(batches(columns, 4))
+    rows.gradients._vectorised = vectorised
+    found = []
+    for batch in rows:
+        out = torch.full((len(batch), rows.gradients.space.dim), torch.nan, dtype=torch.float64)
+        batch.write_(out)
+        found.append(out)
+    W = reference.rows(CASES["mlp"].model(), columns, hf.EWC(), seed=SEED)
+    close(torch.cat(found), W)

@@ -217,16 +217,29 @@ class Gradients:
         values = self.potentials(examples.batch, examples.uniforms, examples.index)
         return values.gather(1, examples.which.unsqueeze(1)).squeeze(1)
 
-    def rows(self, examples: Examples, chosen: Sequence[int] | None = None) -> Iterator[Tensor]:
-        """The rows of a cuttable batch as matrices (b, m), or of ``chosen`` parameters only."""
+    def rows(
+        self,
+        examples: Examples,
+        chosen: Sequence[int] | None = None,
+        out: Tensor | None = None,
+    ) -> Iterator[Tensor]:
+        """The rows of a cuttable batch as matrices (b, m).
+
+        Args:
+            examples: The batch.
+            chosen: The columns of these parameters only.
+            out: All rows are written there, and the matrices are parts of it.
+        """
         chosen = range(len(self._parameters)) if chosen is None else chosen
         width = self.like["dtype"].itemsize * sum(self.space.sizes[i] for i in chosen)
         size = max(1, ROW_BYTES // (3 * width))  # gradients per parameter, their join, one spare
         for first in range(0, len(examples), size):
             chunk = examples.pick(slice(first, first + size))
-            block = self._vector_rows(chunk, chosen) if self._vectorised else None
+            room = None if out is None else out[first : first + len(chunk)]
+            block = self._vector_rows(chunk, chosen, room) if self._vectorised else None
             if block is None:
                 block = self.single_rows(chunk, chosen)
+                block = block if room is None else room.copy_(block)
             where = _first_infinite(block)
             if where is not None:
                 raise ValueError(
@@ -235,7 +248,9 @@ class Gradients:
                 )
             yield block
 
-    def _vector_rows(self, examples: Examples, chosen: Sequence[int]) -> Tensor | None:
+    def _vector_rows(
+        self, examples: Examples, chosen: Sequence[int], room: Tensor | None
+    ) -> Tensor | None:
         def potential(
             held: dict[int, Tensor], leaves: Sequence[Tensor], which: Tensor, uniform: Tensor
         ) -> Tensor:
@@ -269,8 +284,8 @@ class Gradients:
             self._give_up(reason[0] if reason else type(error).__name__)
             return None
         self._finite(values.unsqueeze(1), examples.index)
-        rows = [found[i].reshape(len(examples), -1) for i in held]
-        block = torch.cat(rows, 1).to(self.like["dtype"])
+        rows = [found[i].reshape(len(examples), -1).to(self.like["dtype"]) for i in held]
+        block = torch.cat(rows, 1, out=room)
         if not self._proven and not self._proves(block, examples, chosen):
             self._give_up("the model reaches its parameters by a road that is not seen")
             return None

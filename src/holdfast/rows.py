@@ -37,6 +37,13 @@ class RowBatch(ABC):
     def blocks(self) -> Iterator[Tensor]:
         """The rows themselves, in order, as matrices (b, m) small enough for memory."""
 
+    def write_(self, out: Tensor) -> None:
+        """Write all rows to a matrix (b, m)."""
+        first = 0
+        for block in self.blocks():
+            out[first : first + len(block)] = block
+            first += len(block)
+
     def blocks_of(
         self, chosen: Sequence[int], ranges: Sequence[tuple[int, int]]
     ) -> Iterator[Tensor]:
@@ -129,6 +136,10 @@ class ExampleRows(RowBatch):
 
     def blocks(self) -> Iterator[Tensor]:
         return self._gradients.rows(self._examples)
+
+    def write_(self, out: Tensor) -> None:
+        for _ in self._gradients.rows(self._examples, out=out):
+            pass
 
     def blocks_of(
         self, chosen: Sequence[int], ranges: Sequence[tuple[int, int]]

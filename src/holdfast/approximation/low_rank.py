@@ -182,15 +182,13 @@ class _State:
 
     def take(self, rows: RowBatch) -> None:
         """Rows to be summed: cut where a group of another size begins."""
-        columns, index, first = rows.columns, rows.index, 0
-        assert columns is not None
-        while first < len(index):
+        first = 0
+        while first < len(rows):
             room = self.size - self.pending - self.groups.held
             if not room:  # complete, but in several batches that cannot be joined
                 self.groups.flush()
                 continue
-            part = slice(first, first + room)
-            some = rows.like([column[part] for column in columns], index[part])
+            some = _some(rows, slice(first, first + room))
             self.groups.add(some, torch.zeros_like(some.index), self.hash.signs(some.index))
             first += room
 
@@ -214,14 +212,30 @@ class _State:
         if self.size != before:
             self.groups = Regrouping(1, self.sum, capacity=self.size)
 
+    @property
+    def room(self) -> int:
+        """Single rows that the basis takes as they are."""
+        return 0 if self.filled or self.alone < self.width else self.width - self.kept
+
+    def fill(self, rows: RowBatch) -> None:
+        """As many rows as there is room for, written where they stay."""
+        rows.write_(self.basis[self.kept : self.kept + len(rows)])
+        self.kept += len(rows)
+
     def write(self, block: Tensor) -> None:
-        if not self.filled and self.alone >= self.width:  # single rows fill the basis
-            count = min(len(block), self.width - self.kept)
-            self.basis[self.kept : self.kept + count] = block[:count]
-            self.kept, block = self.kept + count, block[count:]
         for row in block:
-            self.buffer[self.filled] = row
-            self.push()
+            if self.room:
+                self.basis[self.kept] = row
+                self.kept += 1
+            else:
+                self.buffer[self.filled] = row
+                self.push()
+
+
+def _some(rows: RowBatch, part: slice) -> RowBatch:
+    """Some rows of a batch that can be cut."""
+    assert rows.columns is not None
+    return rows.like([column[part] for column in rows.columns], rows.index[part])
 
 
 @dataclass(frozen=True)
@@ -296,14 +310,15 @@ class LowRank(Approximation):
         if rows.columns is None:
             self._update_whole(state, rows, alone)
             return
-        if alone:
-            columns = [column[:alone] for column in rows.columns]
-            for block in rows.like(columns, rows.index[:alone]).blocks():
+        kept = min(alone, state.room)
+        if kept:
+            state.fill(_some(rows, slice(0, kept)))
+        if kept < alone:
+            for block in _some(rows, slice(kept, alone)).blocks():
                 state.write(block)
-            state.single += alone
+        state.single += alone
         if alone < len(rows):
-            columns = [column[alone:] for column in rows.columns]
-            state.take(rows.like(columns, rows.index[alone:]))
+            state.take(_some(rows, slice(alone, None)))
 
     def _update_whole(self, state: _State, rows: RowBatch, alone: int) -> None:
         """Rows that cannot be cut: written out, then summed where sums are asked for."""
