@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import holdfast as hf
-from holdfast import squares
+from holdfast import signed_sums
 from holdfast.batches import Examples
 from holdfast.gradients import Gradients
 from holdfast.layers import RULES
@@ -437,14 +437,14 @@ def test_signed_sums_written_in_place(name: str, monkeypatch: pytest.MonkeyPatch
     model = build().double()
     x, y = examples(shape, 9)
     plain = sketch(model, x, y, 4)
-    monkeypatch.setattr(squares, "_LARGE", 1)
+    monkeypatch.setattr(signed_sums, "_LARGE", 1)
     direct = sketch(model, x, y, 4)
     torch.testing.assert_close(direct, plain, rtol=1e-10, atol=1e-14)
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
 
 
 def test_only_linear_layers_that_prove_themselves_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(squares, "_LARGE", 1)
+    monkeypatch.setattr(signed_sums, "_LARGE", 1)
     left = {}
     for name in ("two layers", "functional", "never called", "called twice", "tied"):
         model = {**READ, **TRICKY}[name][0]().double().eval()

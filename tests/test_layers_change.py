@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import holdfast as hf
-from holdfast import squares
+from holdfast import signed_sums
 
 Batch = tuple[Tensor, Tensor]
 
 
 @pytest.fixture(autouse=True)
 def small_layers_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(squares, "_LARGE", 1)
+    monkeypatch.setattr(signed_sums, "_LARGE", 1)
 
 
 def consolidate(approximation: hf.Approximation, model: nn.Module, data: Any, **how: Any) -> Any:

@@ -12,7 +12,7 @@ import holdfast as hf
 import reference
 from holdfast import regrouping
 from holdfast.approximation import low_rank
-from holdfast.approximation.low_rank import rotate
+from holdfast.approximation.truncation import rotate
 from holdfast.hashing import Draw, SketchHash
 from holdfast.rows import GivenRows, RowBatch
 

@@ -15,9 +15,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from holdfast import batches
 from holdfast.batches import Examples
+from holdfast.finite import check_parameters, check_values, first_infinite, position
 from holdfast.importance import Importance, Loss
 from holdfast.parameters import ParameterSpace
-from holdfast.squares import SignedSums, Squares
+from holdfast.signed_sums import SignedSums
+from holdfast.squares import Squares
 
 __all__ = ["CouplingWarning", "Gradients", "VectorisationWarning"]
 
@@ -87,18 +89,7 @@ class Gradients:
         self._vectorised, self._proven = True, False
         self.squares = Squares(self, model, self._parameters)
         self.sums = SignedSums(self, model, self._parameters)
-        for name, parameter in zip(space.names, self._parameters, strict=True):
-            if parameter.is_complex():
-                raise ValueError(
-                    f"parameter {name} is complex; hold real ones only: make it a real parameter "
-                    "and use torch.view_as_complex in the model, or leave it out with exclude="
-                )
-            # a sum is a quick look: it is not finite where an entry is not, or where it overflows
-            if not bool(parameter.detach().sum().isfinite() or parameter.isfinite().all()):
-                raise ValueError(
-                    f"parameter {name} holds NaN or inf: training has diverged; go back to finite "
-                    "weights before consolidating"
-                )
+        check_parameters(space.names, self._parameters)
 
     def check(self, batch: Any) -> None:
         """Look at the first batch once: refuse what cannot work, learn the rows per example."""
@@ -107,7 +98,7 @@ class Gradients:
         self.rows_per_example = self.importance.rows_per_example(outputs)
         # on the batch as it came, so that messages show its shapes and not those of a part
         none = torch.zeros(1, device=self.device)
-        values = self._finite(self._values(outputs, batch, none)).detach()
+        values = check_values(self._values(outputs, batch, none)).detach()
         if values.shape[1] != self.rows_per_example:
             raise ValueError(
                 f"{self.importance!r} returned {values.shape[1]} values per example, and its "
@@ -144,24 +135,11 @@ class Gradients:
             uniforms: One uniform number per example.
             examples: Their positions of arrival, or that of the first; for messages.
         """
-        return self._finite(self._values(self._outputs(batch), batch, uniforms), examples)
+        return check_values(self._values(self._outputs(batch), batch, uniforms), examples)
 
     def _outputs(self, batch: Any) -> Any:
         """What the model says; it gets a copy, as it may write to its input or differentiate by it."""
         return self._call(batches.copy(batch))
-
-    def _finite(self, values: Tensor, examples: Tensor | int = 0) -> Tensor:
-        """The values, or an error that names the example whose value is not finite."""
-        bad = ~values.detach().isfinite().all(1)
-        if bool(bad.any()):
-            where = int(bad.nonzero()[0])
-            found = values[where].tolist()
-            raise ValueError(
-                f"the loss (or potential) of example {_position(examples, where)} is "
-                f"{found[0] if len(found) == 1 else found}, expected a finite number; look at that "
-                "example and at the model's outputs for it"
-            )
-        return values
 
     def _dependent(self, values: Tensor) -> None:
         if not values.requires_grad:
@@ -240,10 +218,10 @@ class Gradients:
             if block is None:
                 block = self.single_rows(chunk, chosen)
                 block = block if room is None else room.copy_(block)
-            where = _first_infinite(block)
+            where = first_infinite(block)
             if where is not None:
                 raise ValueError(
-                    f"the gradient of example {_position(chunk.index, where)} has NaN or inf entries "
+                    f"the gradient of example {position(chunk.index, where)} has NaN or inf entries "
                     "although its loss is finite; look for a square root or a norm at zero"
                 )
             yield block
@@ -283,7 +261,7 @@ class Gradients:
             reason = str(error).strip().splitlines()
             self._give_up(reason[0] if reason else type(error).__name__)
             return None
-        self._finite(values.unsqueeze(1), examples.index)
+        check_values(values.unsqueeze(1), examples.index)
         rows = [found[i].reshape(len(examples), -1).to(self.like["dtype"]) for i in held]
         block = torch.cat(rows, 1, out=room)
         if not self._proven and not self._proves(block, examples, chosen):
@@ -353,17 +331,3 @@ def _slots(module: nn.Module) -> dict[int, list[str]]:
             if tensor is not None:
                 found.setdefault(id(tensor), []).append(f"{path}.{name}" if path else name)
     return found
-
-
-def _first_infinite(rows: Tensor) -> int | None:
-    """The first row with an entry that is not finite; their sum is a quick look without memory."""
-    if bool(rows.sum().isfinite()):
-        return None
-    bad = ~rows.isfinite().all(1)  # the sum of finite numbers may overflow
-    return int(bad.nonzero()[0]) if bool(bad.any()) else None
-
-
-def _position(examples: Tensor | int, where: int) -> str:
-    """Which example, as a person would look for it."""
-    place = examples + where if isinstance(examples, int) else int(examples[where])
-    return f"{place} (counted from 0 in order of arrival)"

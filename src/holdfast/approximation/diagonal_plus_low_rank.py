@@ -8,7 +8,8 @@ from torch import Tensor
 
 from holdfast.approximation.base import Approximation, Setting
 from holdfast.approximation.count_sketch import stack
-from holdfast.approximation.low_rank import LowRank, truncated
+from holdfast.approximation.low_rank import LowRank
+from holdfast.approximation.truncation import truncated
 from holdfast.matrices import DiagonalMatrix, FactoredMatrix, Offset, PSDMatrix, SumMatrix
 from holdfast.rows import RowBatch
 from holdfast.views import SquaredRows

@@ -9,7 +9,8 @@ from torch import Tensor
 from holdfast.approximation.base import Approximation, Setting
 from holdfast.approximation.count_sketch import stack
 from holdfast.approximation.kronecker import Kronecker
-from holdfast.approximation.low_rank import Dropped, LowRank, truncated
+from holdfast.approximation.low_rank import LowRank
+from holdfast.approximation.truncation import Dropped, truncated
 from holdfast.matrices import FactoredMatrix, KroneckerMatrix, Offset, PSDMatrix, SumMatrix
 from holdfast.matrices.kronecker_block import KroneckerBlock
 from holdfast.parameters import ParameterSpace

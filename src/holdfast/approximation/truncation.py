@@ -1,0 +1,94 @@
+"""The leading rows of a factor, from its small Gram matrix; and what they leave."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from holdfast.matrices import FactoredMatrix, Offset
+
+__all__ = ["COLUMNS", "Dropped", "leading", "products", "rotate", "truncated"]
+
+COLUMNS = 2**13  # columns at a time: few enough to stay in a cache, enough to keep a product busy
+
+
+def rotate(
+    matrix: FactoredMatrix, offset: Offset, keep: int, shrink: bool = False
+) -> tuple[FactoredMatrix, Offset]:
+    r"""The best approximation with ``keep`` rows, from the small Gram matrix :math:`F F^\top`.
+
+    :math:`F F^\top = U \Lambda U^\top`; F becomes the first rows of :math:`U^\top F`, the offset rotates
+    along. With ``shrink`` the (keep + 1)-th eigenvalue is subtracted from all kept ones
+    (Frequent Directions).
+    """
+    F = matrix.factor
+    if len(F) <= keep:
+        return matrix, offset
+    U, _ = leading(matrix.gram(), keep, shrink)
+    U = U.to(F.dtype)
+    return FactoredMatrix(U.T @ F), tuple(U.T @ e.to(U.dtype) for e in offset)
+
+
+@dataclass(frozen=True)
+class Dropped:
+    r"""The rows that truncation takes from :math:`\lVert F\delta + e\rVert^2`, written out where asked for.
+
+    What holds them instead is much weaker along a row f than the row was, so that the row's own linear term
+    would pull too far. It should pull to the nearest point that the row allowed, :math:`-f e/\lVert
+    f\rVert^2`, and add :math:`e^2` at δ = 0.
+    """
+
+    factor: Tensor  # F
+    rotation: Tensor  # the rows that are dropped, in terms of those of F
+    e: Tensor
+    steps: Tensor  # e / ‖f‖²
+
+    def columns(self, part: slice) -> Tensor:
+        """Some columns of the dropped rows."""
+        return self.rotation @ self.factor[:, part]
+
+
+def truncated(
+    matrix: FactoredMatrix, offset: Offset, keep: int, shrink: bool = False
+) -> tuple[FactoredMatrix, Offset, Dropped]:
+    """What :func:`rotate` returns, and what it drops: all of it, nothing is counted twice."""
+    F = matrix.factor
+    values, vectors, shares = _shares(matrix.gram(), keep, shrink)
+    some = shares < 1
+    kept = (vectors[:, :keep] * shares[:keep].sqrt()).T
+    lost = (vectors[:, some] * (1 - shares[some]).sqrt()).T
+    e = offset[0].to(values.dtype) if offset else values.new_zeros(len(F))
+    # rows that are rounding alone must not be divided by their length
+    lengths = (values * (1 - shares))[some].clamp(min=float(values[0]) * 1e-12 + 1e-300)
+    steps = (lost @ e) / lengths
+    dropped = Dropped(F, *(t.to(F.dtype) for t in (lost, lost @ e, steps)))
+    rotated = tuple((kept @ e).to(part.dtype) for part in offset)
+    return FactoredMatrix(kept.to(F.dtype) @ F), rotated, dropped
+
+
+def leading(gram: Tensor, keep: int, shrink: bool) -> tuple[Tensor, Tensor]:
+    """The rotation U to the leading ``keep`` rows, and the squared lengths these will have."""
+    values, vectors, shares = _shares(gram, keep, shrink)
+    U, lengths, shares = vectors[:, :keep], values[:keep], shares[:keep]
+    return (U * shares.sqrt(), lengths * shares) if shrink else (U, lengths)
+
+
+def _shares(gram: Tensor, keep: int, shrink: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Eigenvalues, largest first, eigenvectors, and the share of each eigenvalue that is kept."""
+    values, vectors = torch.linalg.eigh(gram)
+    order = values.argsort(descending=True)
+    values, vectors = values[order].clamp(min=0), vectors[:, order]
+    shares = (torch.arange(len(values), device=values.device) < keep).to(values.dtype)
+    if shrink:
+        least = torch.finfo(values.dtype).tiny
+        shares *= (1 - values[keep] / values.clamp(min=least)).clamp(min=0)
+    return values, vectors, shares
+
+
+def products(A: Tensor, B: Tensor) -> Tensor:
+    """A Bᵀ in float64; the products of a few columns are summed in the precision of the rows."""
+    out = torch.zeros(len(A), len(B), dtype=torch.float64, device=A.device)
+    for first in range(0, A.shape[1], COLUMNS):
+        part = slice(first, first + COLUMNS)
+        out += A[:, part] @ B[:, part].T
+    return out
