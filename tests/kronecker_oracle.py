@@ -255,11 +255,16 @@ def plus_low_rank(
 
 
 def merged_plus_low_rank(
-    correction: str, rank: int, terms: Sequence[Tensor], lows: Sequence[Tensor], at: Places
+    correction: str,
+    rank: int,
+    terms: Sequence[Tensor],
+    lows: Sequence[Tensor],
+    at: Places,
+    shrink: bool = False,
 ) -> Tensor:
     """One product per layer and ``rank`` rows for a weighted sum of products and low ranks."""
     total, stacked = sum(terms, torch.zeros(())), sum(lows, torch.zeros(()))
-    low = reference.best_rank(stacked, rank)
+    low = reference.best_rank(stacked, rank, shrink)
     dropped = stacked - low
     out = total + dropped.diagonal().diag()
     for matrices in at.values():

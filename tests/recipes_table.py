@@ -49,11 +49,15 @@ APPROXIMATIONS: dict[str, dict[str, hf.Approximation]] = {
         "exact": hf.DiagonalPlusLowRank(rank=250),
         "single": hf.DiagonalPlusLowRank(rank=2, group=1, shrink=True),
         "groups": hf.DiagonalPlusLowRank(rank=2, group=3),
+        "stack": hf.DiagonalPlusLowRank(rank=16, group=1, merge="stack"),
     },
     "composite": {
         "exact": hf.Composite({"*weight": hf.LowRank(rank=250), "*": hf.Diagonal()}),
         "groups": hf.Composite(
             {"*weight": hf.LowRank(rank=2, group=3), "*": hf.Full(form="dense")}
+        ),
+        "products": hf.Composite(
+            {"Linear": hf.Kronecker(merge="stack"), "*": hf.LowRank(rank=2, group=1)}
         ),
     },
     "dense_sketch": {
@@ -68,12 +72,14 @@ APPROXIMATIONS: dict[str, dict[str, hf.Approximation]] = {
         "nearest": hf.Kronecker(merge="nearest"),
         "stack": hf.Kronecker(merge="stack"),
         "eigen": hf.Kronecker(correction="eigen"),
+        "eigen_stack": hf.Kronecker(correction="eigen", merge="stack"),
     },
     "kronecker_plus_low_rank": {
         "exact": hf.KroneckerPlusLowRank(rank=250),
         "single": hf.KroneckerPlusLowRank(rank=2, group=1),
         "eigen": hf.KroneckerPlusLowRank(rank=2, group=1, correction="eigen"),
         "groups": hf.KroneckerPlusLowRank(rank=2, group=3, correction="eigen"),
+        "shrink_stack": hf.KroneckerPlusLowRank(rank=16, group=1, shrink=True, merge="stack"),
     },
 }
 

@@ -60,13 +60,14 @@ def columns_by_pattern(
 def names_by_pattern(
     model: nn.Module, patterns: Sequence[str], names: Sequence[str] | None = None
 ) -> list[list[str]]:
-    """The parameters of each pattern: one goes to the first that fits its name or its layer's class."""
+    """The parameters of each pattern: one goes to the first that fits its name or a class of its layer."""
     if names is None:
         names = [name for name, p in model.named_parameters() if p.requires_grad]
     found: list[list[str]] = [[] for _ in patterns]
     for name in names:
-        kind = type(model.get_submodule(name.rpartition(".")[0])).__name__
-        fits = [k for k, p in enumerate(patterns) if fnmatch(name, p) or fnmatch(kind, p)]
+        kinds = type(model.get_submodule(name.rpartition(".")[0])).__mro__
+        words = [name, *(kind.__name__ for kind in kinds[: kinds.index(nn.Module)])]
+        fits = [k for k, p in enumerate(patterns) if any(fnmatch(word, p) for word in words)]
         found[fits[0]].append(name)
     return found
 
@@ -327,7 +328,7 @@ def streamed_low_rank(
     entering = list(W[:single])
     first, sums = single, 0
     while first < len(W):
-        grown = min(4 ** (1 + sums // (width // 2)), max(64, 4 * rank))
+        grown = min(4 ** (1 + sums // (width // 2)), max(64, 6 * rank))
         size = grown if isinstance(group, str) else group
         members = range(first, min(first + size, len(W)))
         entering.append(sum((h.sign(i) * W[i] for i in members), torch.zeros(())))

@@ -357,7 +357,7 @@ def test_a_class_where_an_instance_belongs() -> None:
     ):
         R(hf.EWC, hf.Diagonal())
     with pytest.raises(
-        TypeError, match=r"approximation must be .*as in approximation=hf\.CountSk"
+        TypeError, match=r"approximation must be .*as in approximation=hf\.Kronecker"
     ):
         R(hf.EWC(), hf.Diagonal)
     with pytest.raises(TypeError, match=r"history must be an instance.*history=hf\.Sum\(\)"):

@@ -169,6 +169,37 @@ def test_a_finished_first_task_is_kept_early(
     assert names == [f"{first_task_id(DIGITS)}.safetensors"]
 
 
+def test_a_long_epoch_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.execution.LONG", 0.0)
+    for more, reached in ((1, (0, 1)), (3, (1, 2))):
+        with pytest.raises(Stopped):
+            run(DIGITS, tmp_path, more, patience=1e5)
+        state = Checkpoints(tmp_path, DIGITS).load()
+        assert state is not None
+        assert (state.task, state.epochs) == reached
+
+
+def test_what_is_there_is_told_from_the_header(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Checkpoints(tmp_path, DIGITS)
+    assert (kept.spent(), kept.first_task_learnt()) == (0.0, False)
+    with pytest.raises(Stopped):
+        run(DIGITS, tmp_path, 1)
+    assert kept.spent() > 0
+    assert not kept.first_task_learnt()
+    with pytest.raises(Stopped):
+        run(DIGITS, tmp_path, 2)
+    first = kept.spent()
+    assert kept.first_task_learnt()
+    assert Checkpoints(tmp_path, dataclasses.replace(DIGITS, regularizer=None)).first_task_learnt()
+    with pytest.raises(Stopped):
+        run(DIGITS, tmp_path, 1)
+    assert kept.spent() > first
+    monkeypatch.setattr("holdfast.results.versions", lambda: {"holdfast": "9"})
+    assert (kept.spent(), kept.first_task_learnt()) == (0.0, False)
+
+
 def test_short_runs_leave_nothing(tmp_path: Path) -> None:
     run(DIGITS, tmp_path, patience=1e5)
     assert not list(tmp_path.rglob("*.safetensors"))
@@ -218,6 +249,7 @@ def test_all_can_be_removed(tmp_path: Path) -> None:
     remove_all(tmp_path)
     run(DIGITS, tmp_path)
     assert list((tmp_path / "checkpoints").iterdir())
+    (tmp_path / "checkpoints" / ".some.safetensors.x7").touch()  # of a process that was killed
     remove_all(tmp_path)
     assert not (tmp_path / "checkpoints").exists()
 

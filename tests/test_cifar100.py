@@ -223,10 +223,20 @@ class TestTenClasses:
         assert np.array_equal(images.train[12:].numpy(), content["x_train"][60:72])
         assert cifar100.missing(tmp_path) == []
 
-    def test_other_classes_need_the_archive(self, tmp_path: Path) -> None:
+    def test_other_classes_need_the_archive(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
         write_npz(tmp_path, arrays())
         with pytest.raises(MissingData, match="has no beaver"):
             cifar100.load(("dolphin", "beaver"), tmp_path, fetching=False)
+        closed = DataFile("archive.tar.gz", 1, "0" * 64, ("http://127.0.0.1:9/archive.tar.gz",))
+        with pytest.raises(
+            MissingData, match=r"cls\.npz has no beaver; the archive, .* could not"
+        ):
+            cifar100.load(("dolphin", "beaver"), tmp_path, closed)
+        names = [path.name for path in (tmp_path / "cifar100").iterdir()]
+        assert names == [cifar100.SUBSET]  # nothing else was left in a folder that was provided
         archive = write_archive(tmp_path, train=batch([4]), test=batch([4]))
         assert len(cifar100.load(("beaver",), tmp_path, archive).train) == 1
 
@@ -244,14 +254,19 @@ class TestTenClasses:
             ({"fine_train": np.zeros(7, np.int64)}, "expected 120 labels"),
             ({"fine_train": np.zeros(120, np.int64)}, "contradict fine_train"),
             ({"y_test": np.full(60, 10)}, "contradict fine_test"),
+            ({"y_train": np.zeros(120)}, "y_train of whole numbers, got float64"),
+            ({"class_names": np.array("apple")}, "class_names to be a list of names, got <U5"),
+            ({"class_names": np.arange(10)}, "class_names to be a list of names, got int64"),
+            ({"class_names": np.array(["wale", *TEN[1:]])}, "class_names: CIFAR-100 has no class"),
         ],
     )
     def test_wrong_arrays(
         self, tmp_path: Path, changes: dict[str, np.ndarray], message: str
     ) -> None:
-        write_npz(tmp_path, arrays() | changes)
-        with pytest.raises(CorruptData, match=message):
+        path = write_npz(tmp_path, arrays() | changes)
+        with pytest.raises(CorruptData, match=message) as caught:
             cifar100.load(TEN, tmp_path)
+        assert str(path) in str(caught.value)
 
     def test_a_lacking_array(self, tmp_path: Path) -> None:
         content = arrays()
@@ -265,6 +280,23 @@ class TestTenClasses:
         path = write_npz(tmp_path, arrays())
         path.write_bytes(damage(path.read_bytes()))
         with pytest.raises(CorruptData, match=cifar100.SUBSET):
+            cifar100.load(TEN, tmp_path)
+
+    def test_a_single_array(self, tmp_path: Path) -> None:
+        path = write_npz(tmp_path, arrays())
+        with path.open("wb") as file:
+            np.save(file, np.zeros(3))
+        with pytest.raises(CorruptData, match=r"cls\.npz is not an npz file: it holds a single"):
+            cifar100.load(TEN, tmp_path)
+
+    def test_an_array_that_ends_too_soon(self, tmp_path: Path) -> None:
+        path = write_npz(tmp_path, arrays())
+        with zipfile.ZipFile(path) as whole:
+            members = {name: whole.read(name) for name in whole.namelist()}
+        with zipfile.ZipFile(path, "w") as out:
+            for name, content in members.items():
+                out.writestr(name, content[:-8] if name == "y_test.npy" else content)
+        with pytest.raises(CorruptData, match=r"the array 'y_test' cannot be read"):
             cifar100.load(TEN, tmp_path)
 
     def test_a_flipped_bit_is_found(self, tmp_path: Path) -> None:
@@ -329,6 +361,10 @@ class TestStream:
         ]
         with pytest.raises(ValueError, match="dolphin has 12"):
             CIFAR100Shift(validation=12).tasks(0)
+        with pytest.raises(ValueError, match="train_size is at most 9 per class here, got 10"):
+            CIFAR100Shift(validation=3, train_size=10).tasks(0)
+        with pytest.raises(ValueError, match="test_size is at most 6 per class here, got 7"):
+            CIFAR100Shift(validation=3, test_size=7).tasks(0)
 
     def test_reads_normalised_images_and_augments_only_with_a_generator(self) -> None:
         task = CIFAR100Shift(source="generated").tasks(0)[0]

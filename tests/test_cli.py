@@ -10,9 +10,10 @@ import torch
 from typer.testing import CliRunner, Result
 
 import holdfast as hf
-from holdfast import results
+from holdfast import memory, results
 from holdfast.cli import app, seconds
 from holdfast.models import mlp
+from holdfast.recipes import RECIPES
 
 TINY = [
     *("--set", "training.epochs=1", "--set", "stream.length=2", "--set", "stream.train=20"),
@@ -101,6 +102,16 @@ def test_list_shows_the_registries() -> None:
     assert outcome.exit_code == 0
     for word in ("toy", "original-code", "count_sketch", "mas", "moving_average", "mlp"):
         assert word in outcome.output
+    assert "E[a aᵀ] ⊗ E[g gᵀ]" in outcome.output  # brackets are not markup
+    assert ":math:" not in outcome.output
+    assert ":class:" not in outcome.output
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_has_a_default_preset(recipe: str) -> None:
+    shown = holdfast("run", recipe, "--show")
+    assert shown.exit_code == 0, shown.output
+    assert json.loads(shown.stdout)["preset"] == RECIPES[recipe].default
 
 
 def test_run_shows_runs_and_keeps(tmp_path: Path) -> None:
@@ -150,6 +161,56 @@ def test_a_full_disk_and_a_forbidden_folder_are_explained(monkeypatch: pytest.Mo
         assert outcome.exit_code == 2
         assert "the disk is full; free some space" in outcome.output
         assert not list(Path("here").rglob("*.*"))
+
+
+@pytest.mark.parametrize("command", [["run", "toy"], ["reproduce", "toy", "--jobs", "2"]])
+def test_too_little_memory_is_said_before_anything_is_learnt(
+    command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "available", lambda _: 5 * 10**6)
+    monkeypatch.setattr("holdfast.execution.learn", lambda *_, **__: pytest.fail("it was trained"))
+    monkeypatch.setattr("holdfast.reproduction.sweep", lambda *_, **__: pytest.fail("it was run"))
+    outcome = holdfast(*command, "--set", "model.sizes=[2,9999,2]")
+    assert outcome.exit_code == 2, outcome.output
+    assert "error: there is not enough memory: " in outcome.output
+    assert "of 49,997 parameters takes " in outcome.output
+    assert "5 MB are free: what fits is regularizer.approximation" in outcome.output
+
+
+def test_run_says_how_much_memory_a_large_matrix_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.reproduction.WORTH_SAYING", 0)
+    outcome = holdfast("run", "toy", *TINY)
+    assert outcome.exit_code == 0, outcome.output
+    assert "while a task is consolidated, beside the penalty" in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        MemoryError("5 TB"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 5 bytes"),
+    ],
+)
+def test_memory_that_runs_out_is_no_traceback(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("holdfast.execution.learn", fail)
+    outcome = holdfast("run", "toy", *TINY)
+    assert outcome.exit_code == 2
+    assert "error: there is not enough memory" in outcome.output
+    monkeypatch.setattr("holdfast.execution.learn", lambda *_, **__: 1 / 0)
+    assert isinstance(holdfast("run", "toy", *TINY).exception, ZeroDivisionError)
+
+
+def test_a_network_with_too_few_outputs_is_refused_at_once() -> None:
+    for command in ("run", "reproduce"):
+        outcome = holdfast(command, "toy", "--set", "model.sizes=[2,4,1]")
+        assert outcome.exit_code == 2, outcome.output
+        assert "has 1 outputs, but labels of task 1 go up to 1" in outcome.output
 
 
 def test_a_folder_of_another_version_is_refused() -> None:

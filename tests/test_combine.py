@@ -390,6 +390,32 @@ def test_groups_of_parameters(groups: str, case: str) -> None:
     assert [part.dim for part in penalty.matrix.parts] == sizes
 
 
+@pytest.mark.parametrize("anchor", ["latest", "each"])
+def test_products_of_a_part_merge_as_they_do_alone(anchor: str) -> None:
+    """Two tasks: every part is what its approximation makes of these parameters, the pull included."""
+    parts = {"conv.*": hf.Kronecker(correction="eigen"), "head.*": hf.Kronecker(merge="nearest")}
+    case, recipes = CASES["conv"], {}
+    recipes["*"] = hf.Regularizer(
+        hf.EWC(), hf.Composite({**parts, "*": hf.Diagonal()}), anchor=anchor
+    )
+    for pattern, member in {**parts, "norm.*": hf.Diagonal()}.items():
+        recipes[pattern] = hf.Regularizer(hf.EWC(), member, anchor=anchor, include=(pattern,))
+    model, found = case.model(), dict.fromkeys(recipes)
+    for k in range(2):
+        nudge(model, seed=k)
+        data = [case.columns(9, seed=k)]
+        for pattern, recipe in recipes.items():
+            found[pattern] = recipe.consolidate(model, data, previous=found[pattern], seed=SEED)
+    whole = found.pop("*")
+    probe = nudge(copy.deepcopy(model), seed=5)
+    assert whole is not None
+    alone = [float(penalty(probe).detach()) for penalty in found.values() if penalty is not None]
+    assert float(whole(probe).detach()) == pytest.approx(sum(alone), rel=1e-9)
+    for part, penalty in zip(whole.matrix.parts, found.values(), strict=True):
+        assert penalty is not None
+        close(part.dense(), penalty.matrix.dense())
+
+
 def test_a_composite_in_a_composite() -> None:
     penalty, W, model = consolidated(hf.Composite(GROUPS["nested"]), "conv")
     linear, rest = reference.columns_by_pattern(model, ["Linear", "*"])
@@ -575,8 +601,16 @@ def test_a_group_that_gets_its_first_parameters_later(anchor: str) -> None:
 
 
 def test_a_layer_that_changes_its_class_is_refused() -> None:
-    class Own(nn.Linear):
+    class Own(nn.Module):
         """Another class for the same parameters."""
+
+        def __init__(self, inputs: int, outputs: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(outputs, inputs))
+            self.bias = nn.Parameter(torch.randn(outputs))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight.T + self.bias
 
     recipe = hf.Regularizer(hf.EWC(), hf.Composite({"Linear": hf.Full(), "*": hf.Diagonal()}))
     case = CASES["mlp"]
@@ -588,6 +622,33 @@ def test_a_layer_that_changes_its_class_is_refused() -> None:
             ValueError, match=r"'Linear'.* of Composite held before belong to anoth"
         ):
             recipe.consolidate(model, [case.columns(8)], previous=first)
+
+
+def test_a_class_is_what_it_is_derived_from() -> None:
+    """Attention's output projection is a linear layer, by whatever name; and so is one's own."""
+
+    class Mine(nn.Linear):
+        """A class of one's own."""
+
+    space = hf.ParameterSpace.of(nn.ModuleList([nn.MultiheadAttention(4, 2), Mine(2, 2)]))
+    recipe = hf.Composite({"Linear": hf.Full(), "*": hf.Diagonal()})
+    linear, others = ([space.names[i] for i in held] for held in recipe.positions(space))
+    assert linear == ["0.out_proj.weight", "0.out_proj.bias", "1.weight", "1.bias"]
+    assert others == ["0.in_proj_weight", "0.in_proj_bias"]
+    own = hf.Composite({"Mine": hf.Full(), "Linear": hf.Full(), "*": hf.Diagonal()})
+    assert [len(held) for held in own.positions(space)] == [2, 2, 2]
+    for base in ("Module", "object"):
+        with pytest.raises(ValueError, match=f"'{base}' of Composite has no parameter to hold"):
+            hf.Composite({base: hf.Full(), "*": hf.Diagonal()}).positions(space)
+
+
+def test_classes_that_share_a_name_share_only_their_common_bases() -> None:
+    """The name of a class is all that a space keeps of it."""
+    one, two = type("Shared", (nn.Linear,), {}), type("Shared", (nn.Embedding,), {})
+    for kind in (one, two):
+        space = hf.ParameterSpace.of(nn.ModuleList([kind(2, 2), nn.Linear(2, 2)]))
+        recipe = hf.Composite({"Linear": hf.Full(), "*": hf.Diagonal()})
+        assert [space.names[i] for i in recipe.positions(space)[0]] == ["1.weight", "1.bias"]
 
 
 def test_the_classes_of_layers_are_seen_through_wrappers() -> None:

@@ -256,8 +256,8 @@ def test_unknown_fields_list_the_known_ones() -> None:
 
 
 def test_missing_fields_are_named() -> None:
-    with pytest.raises(ValueError, match=r"regularizer: missing importance, approximation"):
-        from_json(hf.Regularizer, {}, "regularizer")
+    with pytest.raises(ValueError, match=r"experiment: missing recipe, preset, stream, model"):
+        from_json(Experiment, {}, "experiment")
 
 
 @pytest.mark.parametrize("data", [None, "ewc", 3, [], {}, {"labels": "true"}])
@@ -408,3 +408,7 @@ def test_one_name_everywhere(noun: str) -> None:
         if noun != "history":  # three short rules share a file
             assert cls.__module__ == f"holdfast.{noun}.{key}"
         assert getattr(hf, cls.__name__) is cls
+
+
+def test_a_regularizer_needs_no_choice() -> None:
+    assert hf.Regularizer() == hf.Regularizer(hf.EWC(), hf.Kronecker(), 1.0, hf.Sum(), "latest")

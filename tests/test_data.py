@@ -2,12 +2,16 @@
 
 import gzip
 import hashlib
+import http.client
 import http.server
+import os
 import re
+import ssl
 import struct
 import sys
 import tarfile
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,10 +20,20 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast.data import DATASETS, CorruptData, DataFile, Images, MissingData, cache, mnist
+from holdfast.data import (
+    DATASETS,
+    CorruptData,
+    DataFile,
+    Images,
+    MissingData,
+    cache,
+    cifar100,
+    mnist,
+)
 from holdfast.data.download import download
 from holdfast.data.idx import parse
 from holdfast.data.npm import fetch_package
+from test_cifar100 import batch, write_archive
 
 CONTENT = bytes(range(256)) * 4000  # 1 MB
 
@@ -166,6 +180,55 @@ class TestDownload:
         file = described("a", CONTENT, f"{server.url}/a", f"{server.url}/a")
         assert download(file, tmp_path).read_bytes() == CONTENT
 
+    def test_a_page_that_is_not_the_file_is_not_kept(self, server: Server, tmp_path: Path) -> None:
+        """As a network with a login sends it: whole, and short. The next address is not spoilt."""
+        server.files |= {"/a": b"<html>" * 20, "/b": CONTENT}
+        (tmp_path / "a.part").write_bytes(CONTENT[:1000])
+        with pytest.raises(MissingData, match=r"sent another file \(120 bytes instead of 1,024,0"):
+            download(described("a", CONTENT, f"{server.url}/a"), tmp_path)
+        assert (tmp_path / "a.part").read_bytes() == CONTENT[:1000]
+        file = described("a", CONTENT, f"{server.url}/a", f"{server.url}/b")
+        assert download(file, tmp_path).read_bytes() == CONTENT
+        assert server.asked[-1] == ("/b", "bytes=1000-")
+
+    @pytest.mark.parametrize("stops_after", [[], [100, 100]])
+    def test_a_wrong_beginning_is_thrown_away(
+        self, server: Server, tmp_path: Path, stops_after: list[int]
+    ) -> None:
+        """Bytes of an address that did not say how many; also if the last attempt finds out."""
+        server.files["/a"], server.stops_after = CONTENT, stops_after
+        (tmp_path / "a.part").write_bytes(b"<html>")
+        assert download(described("a", CONTENT, f"{server.url}/a"), tmp_path).exists()
+        assert server.asked[-1] == ("/a", None)
+
+    @pytest.mark.parametrize("error", [ssl.SSLError(1, "bad record"), OSError(113, "no route")])
+    def test_a_connection_that_breaks_is_the_fault_of_its_address(
+        self, server: Server, tmp_path: Path, error: OSError, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        server.files |= {"/a": CONTENT, "/b": CONTENT}
+        read = http.client.HTTPResponse.read
+
+        def breaking(answer: http.client.HTTPResponse, count: int) -> bytes:
+            if len(server.asked) == 1:
+                raise error
+            return read(answer, count)
+
+        monkeypatch.setattr(http.client.HTTPResponse, "read", breaking)
+        file = described("a", CONTENT, f"{server.url}/a", f"{server.url}/b")
+        assert download(file, tmp_path).read_bytes() == CONTENT
+        assert [path for path, _ in server.asked] == ["/a", "/b"]
+
+    def test_a_full_disk_ends_everything(
+        self, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        server.files["/a"] = CONTENT
+        monkeypatch.setattr("holdfast.data.download._check_length", full)
+        with pytest.raises(OSError, match="No space left"):
+            download(described("a", CONTENT, f"{server.url}/a"), tmp_path)
+
     def test_says_what_every_address_answered(self, server: Server, tmp_path: Path) -> None:
         closed = "http://127.0.0.1:9/a"
         with pytest.raises(MissingData) as caught:
@@ -300,6 +363,19 @@ class TestMNIST:
         mnist.fetch(tmp_path, given.source)
         assert len(mnist.load(tmp_path, given.source).test_labels) == 10
 
+    def test_a_damaged_plain_file_beside_an_intact_compressed_one(self, tmp_path: Path) -> None:
+        """It is named and not read; fetching needs no network to remove it."""
+        given = small()
+        given.write(tmp_path / "mnist")
+        bad = tmp_path / "mnist" / "test-labels"
+        bad.write_bytes(b"short")
+        with pytest.warns(UserWarning, match=r"test-labels is truncated.*labels\.gz is read inst"):
+            assert len(mnist.load(tmp_path, given.source).test_labels) == 10
+        assert bad.exists()
+        assert mnist.fetch(tmp_path, given.source)[3] == bad.with_suffix(".gz")
+        assert not bad.exists()
+        assert len(mnist.load(tmp_path, given.source).test_labels) == 10
+
     def test_a_truncated_gzip_with_the_right_checksum_is_still_refused(
         self, tmp_path: Path
     ) -> None:
@@ -364,7 +440,18 @@ class TestNpm:
         images = mnist.load(source=given.source)
         assert images.train.shape == (20, 28, 28)
         names = {p.name for p in (tmp_path / "data" / "mnist").iterdir()}
-        assert names == {".lock", *given.content}
+        assert names == set(given.content)
+
+    def test_a_relative_folder(
+        self, server: Server, npm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        given = small(server.url, package="digits@1")
+        self.program(npm, self.archive(tmp_path, given.content))
+        (tmp_path / "inside").mkdir()
+        monkeypatch.chdir(tmp_path / "inside")
+        found = mnist.fetch(Path("../relative"), given.source)
+        assert [path.parent for path in found] == [Path("../relative/mnist")] * 4
+        assert found[0].read_bytes() == given.content["train-images"]
 
     def test_a_wrong_package_is_not_used(self, server: Server, npm: Path, tmp_path: Path) -> None:
         given = small(server.url, package="digits@1")
@@ -372,7 +459,7 @@ class TestNpm:
         self.program(npm, self.archive(tmp_path, content))
         with pytest.raises(MissingData, match="truncated"):
             mnist.load(source=given.source)
-        assert [p.name for p in (tmp_path / "data" / "mnist").iterdir()] == [".lock"]
+        assert not (tmp_path / "data" / "mnist").exists()
 
     def test_a_package_without_the_file(self, npm: Path, tmp_path: Path) -> None:
         self.program(npm, self.archive(tmp_path, {"other": b""}))
@@ -385,9 +472,155 @@ class TestNpm:
         with pytest.raises(MissingData, match="code 3, no such package"):
             fetch_package("digits@1", "package/data", [], tmp_path / "out")
 
+    def test_npm_that_says_why(self, npm: Path, tmp_path: Path) -> None:
+        lines = [
+            "npm warn config something old",
+            "npm error code E404",
+            "npm error 404 Not Found - GET digits",
+            "npm error A complete log of this run can be found in: here",
+        ]
+        npm.write_text(
+            "\n".join(["#!/bin/sh", *(f"echo '{line}' >&2" for line in lines), "exit 1"])
+        )
+        npm.chmod(0o755)
+        with pytest.raises(MissingData, match=r"code 1, 404 Not Found - GET digits$"):
+            fetch_package("digits@1", "package/data", [], tmp_path / "out")
+
     def test_no_npm(self, npm: Path, tmp_path: Path) -> None:
         with pytest.raises(MissingData, match="npm is not installed"):
             fetch_package("digits@1", "package/data", [], tmp_path / "out")
+
+
+class TestCIFAR100:
+    """The archive from a server; what is in it is tested in test_cifar100."""
+
+    @pytest.fixture
+    def archive(self, server: Server, tmp_path: Path) -> DataFile:
+        made = write_archive(tmp_path / "server", train=batch([4, 0]), test=batch([4]))
+        content = (tmp_path / "server" / "cifar100" / made.name).read_bytes()
+        server.files["/archive.tar.gz"] = content
+        return described(made.name, content, f"{server.url}/none", f"{server.url}/archive.tar.gz")
+
+    def test_fetches_on_first_need_then_reads(
+        self, server: Server, archive: DataFile, tmp_path: Path
+    ) -> None:
+        place = tmp_path / "data" / "cifar100"
+        assert cifar100.missing(archive=archive) == [archive.name]
+        images = cifar100.load(("beaver", "apple"), archive=archive)
+        assert images.train_labels.tolist() == [0, 1]
+        assert images.test_labels.tolist() == [0]
+        assert [path.name for path in place.iterdir()] == [archive.name]
+        count = len(server.asked)
+        cifar100.load(("beaver",), archive=archive)
+        assert cifar100.fetch(archive=archive) == [place / archive.name]
+        assert len(server.asked) == count
+
+    def test_goes_on_where_it_stopped(
+        self, server: Server, archive: DataFile, tmp_path: Path
+    ) -> None:
+        server.stops_after = [100]
+        cifar100.fetch(archive=archive)
+        assert server.asked[-1] == ("/archive.tar.gz", "bytes=100-")
+
+    def test_a_damaged_archive_is_replaced(
+        self, server: Server, archive: DataFile, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "data" / "cifar100" / archive.name
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"short")
+        assert cifar100.damaged(archive=archive)
+        with pytest.raises(CorruptData, match="truncated"):
+            cifar100.load(("beaver",), archive=archive)
+        cifar100.fetch(archive=archive)
+        assert len(cifar100.load(("beaver",), archive=archive).train) == 1
+        assert not cifar100.damaged(archive=archive)
+
+    def test_another_archive_is_not_used(
+        self, server: Server, archive: DataFile, tmp_path: Path
+    ) -> None:
+        server.files["/archive.tar.gz"] = server.files["/archive.tar.gz"][:-1] + b"x"
+        with pytest.raises(MissingData, match="sent another file"):
+            cifar100.load(("beaver",), archive=archive)
+        assert not (tmp_path / "data" / "cifar100").exists()
+
+
+class TestExclusive:
+    def test_leaves_nothing(self, tmp_path: Path) -> None:
+        with cache.exclusive(tmp_path / "new"):
+            assert (tmp_path / "new" / ".lock").exists()
+        assert not (tmp_path / "new").exists()
+        (tmp_path / "old").mkdir()
+        with cache.exclusive(tmp_path / "old"):
+            pass
+        assert not list((tmp_path / "old").iterdir())
+
+    def test_one_at_a_time(self, tmp_path: Path) -> None:
+        inside, most = 0, 0
+
+        def work() -> None:
+            nonlocal inside, most
+            for _ in range(20):
+                with cache.exclusive(tmp_path / "folder"):
+                    inside += 1
+                    most = max(most, inside)
+                    time.sleep(0.001)
+                    inside -= 1
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert most == 1
+
+    def test_a_folder_that_its_last_holder_removes(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Between making the folder and opening the lock in it, as between two attempts to make it."""
+        opened, removals = os.open, [0, 0, 0]
+
+        def late(path: object, *options: int, **more: int) -> int:
+            if str(path).endswith(".lock") and removals:
+                removals.pop()
+                (tmp_path / "folder").rmdir()
+            return opened(path, *options, **more)  # type: ignore[call-overload]
+
+        monkeypatch.setattr(os, "open", late)
+        with cache.exclusive(tmp_path / "folder"):
+            assert (tmp_path / "folder" / ".lock").exists()
+        assert not removals
+
+    def test_a_file_in_place_of_the_folder(self, tmp_path: Path) -> None:
+        (tmp_path / "folder").write_text("")
+        with (
+            pytest.raises(MissingData, match="folder cannot be written"),
+            cache.exclusive(tmp_path / "folder"),
+        ):
+            pass
+
+    def test_a_folder_that_cannot_be_written(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What is right in it serves; what is missing is said, with what to do."""
+        given = small()
+        given.write(tmp_path / "mnist")
+        opened = os.open
+
+        def refused(path: object, *options: int, **more: int) -> int:
+            if str(path).startswith(str(tmp_path)):
+                raise OSError(30, "Read-only file system")
+            return opened(path, *options, **more)  # type: ignore[call-overload]
+
+        monkeypatch.setattr(os, "open", refused)
+        assert len(mnist.fetch(tmp_path, given.source)) == 4
+        (tmp_path / "mnist" / "test-labels.gz").unlink()
+        with pytest.raises(
+            MissingData, match=r"mnist cannot be written \(Read-only file"
+        ) as caught:
+            mnist.load(tmp_path, given.source)
+        assert "Download train-images.gz" in str(caught.value)
+        with pytest.raises(MissingData, match=r"cifar100 cannot be written \(Read-only file"):
+            cifar100.load(("beaver",), tmp_path)
 
 
 def test_images_refuse_labels_out_of_range() -> None:
@@ -402,4 +635,4 @@ def test_images_refuse_labels_out_of_range() -> None:
 
 def test_every_data_set_has_the_same_functions() -> None:
     for module in DATASETS.values():
-        assert {"load", "fetch", "missing"} <= set(module.__all__)
+        assert {"load", "fetch", "missing", "damaged"} <= set(module.__all__)

@@ -36,8 +36,21 @@ def test_list(folder: Path) -> None:
     assert "cifar100: missing cifar-100-python.tar.gz" in listed
     for part in mnist.OFFICIAL.parts:
         (folder / "mnist").mkdir(exist_ok=True)
-        (folder / "mnist" / part.name).touch()
+        with (folder / "mnist" / part.name).open("wb") as file:
+            file.truncate(part.raw_size)
     assert "mnist: here" in call("list").stdout
+    first = folder / "mnist" / mnist.OFFICIAL.parts[0].name
+    first.write_bytes(b"short")
+    (folder / "cifar100").mkdir()
+    (folder / "cifar100" / "cifar100_10cls.npz").write_bytes(b"PK\3\4 the beginning only")
+    listed = call("list").stdout
+    assert "mnist: damaged." in listed
+    assert f"  {first} is truncated: expected 47,040,016 bytes, got 5; it is not used" in listed
+    assert "cifar100: damaged." in listed
+    assert "cifar100_10cls.npz is truncated or not an npz file" in listed
+    first.unlink()
+    (folder / "mnist" / mnist.OFFICIAL.parts[1].name).write_bytes(b"")
+    assert "mnist: missing train-images-idx3-ubyte; damaged." in call("list").stdout
 
 
 def test_fetch_keeps_what_is_right(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,11 @@ from torch import nn
 import holdfast as hf
 from holdfast import results
 from holdfast.adam import FlatAdam
-from holdfast.execution import execute
+from holdfast.execution import check_network, execute
 from holdfast.experiment import Experiment
-from holdfast.models import MLP
+from holdfast.models import MLP, MultiHeadMLP
 from holdfast.seeds import derive
-from holdfast.streams import Toy, join
+from holdfast.streams import SplitMNIST, Toy, join
 from holdfast.training import Training, accuracies, learn
 
 
@@ -135,3 +135,27 @@ def test_progress_rises_to_one_and_the_network_is_shown_after_every_task() -> No
 def test_a_diverging_run_is_an_error() -> None:
     with pytest.raises(FloatingPointError, match="diverged"):
         execute(experiment(training=Training(epochs=1, batch_size=10, lr=1e38)))
+
+
+def test_a_network_that_cannot_answer_is_refused_before_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("holdfast.execution.learn", lambda *_, **__: pytest.fail("it was trained"))
+    digits = SplitMNIST(source="generated", validation=100)
+    heads = dataclasses.replace(digits, head="multi")
+    cases = [
+        (Toy(), MLP((3, 4, 2)), "cannot answer task 1, whose inputs are 2: "),
+        (Toy(), MLP((2, 4, 1)), r"has 1 outputs, but labels of task 1 go up to 1.*at least 2 out"),
+        (
+            digits,
+            MLP((784, 4, 8)),
+            r"MLP\(sizes=\(784, 4, 8\).* has 8 outputs.* 8 or 9 go up to 9",
+        ),
+        (heads, MultiHeadMLP((784, 4, 2), heads=4), "cannot answer 8 or 9, whose inputs are 785"),
+    ]
+    for stream, model, message in cases:
+        spec = experiment(stream=stream, model=model)
+        for refuse in (check_network, execute):
+            with pytest.raises(ValueError, match=message):
+                refuse(spec)
+    check_network(experiment(stream=heads, model=MultiHeadMLP((784, 4, 2), heads=5)))

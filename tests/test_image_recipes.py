@@ -2,10 +2,13 @@
 
 import dataclasses
 import itertools
+import re
 from pathlib import Path
 
 import pytest
 
+import holdfast as hf
+from holdfast import memory
 from holdfast.approximation import CountSketch, Diagonal
 from holdfast.execution import execute
 from holdfast.experiment import Experiment
@@ -18,6 +21,7 @@ from holdfast.recipes import RECIPES, Request
 from holdfast.recipes.cells import Cell, plan
 from holdfast.recipes.tuning import Tuning
 from holdfast.reproduction import memory_note
+from holdfast.settings import change_all
 from holdfast.streams import CIFAR100Shift, PermutedMNIST
 
 MNIST, CIFAR = RECIPES["permuted-mnist"], RECIPES["cifar100"]
@@ -274,10 +278,64 @@ def test_sum_is_the_rule_of_fair() -> None:
     assert example.regularizer.history == Sum()
 
 
-def test_the_memory_of_the_largest_matrix_is_said_before_it_is_taken() -> None:
+def test_the_memory_of_the_largest_matrix_is_said_before_it_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory, "available", lambda _: 10**10)
     note = memory_note(runs("cifar100", "paper"), processes=2)
     assert note is not None
     assert "CountSketch(size=50" in note
     assert "2,747,605 parameters" in note
     assert "550 MB" in note
     assert memory_note([RECIPES["toy"].example("paper")], 2) is None
+    assert memory_note([], 2) is None
+
+
+@pytest.mark.parametrize(
+    ("free", "advice"),
+    [
+        (10**9, "what fits is --jobs 1, or regularizer.approximation.size=45, or regularizer.ap"),
+        (
+            10**8,
+            "what fits is regularizer.approximation.size=4, or regularizer.approximation=diag",
+        ),
+        (10**6, "not even a diagonal fits"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_says_what_would(
+    free: int, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "available", lambda _: free)
+    with pytest.raises(MemoryError) as caught:
+        memory_note(runs("cifar100", "paper"), processes=2)
+    assert "takes 550 MB while a task is consolidated, beside the penalty" in str(caught.value)
+    assert f"2 at a time, {memory.readable(free)} are free: {advice}" in str(caught.value)
+
+
+@pytest.mark.parametrize("free", [10**5, 10**6, 10**7])
+@pytest.mark.parametrize(
+    "approximation",
+    [
+        hf.OSNAP(size=2000, nonzeros=4),
+        hf.SRHT(size=2000, block=2048),
+        hf.LowRank(2000),
+        hf.BlockDiagonal(2000),
+        hf.Full(form="dense"),
+        hf.Kronecker(),
+    ],
+    ids=str,
+)
+def test_what_is_said_to_fit_fits(
+    approximation: hf.Approximation, free: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "available", lambda _: free)
+    experiment = dataclasses.replace(
+        RECIPES["toy"].example("paper"), regularizer=hf.Regularizer(hf.EWC(), approximation)
+    )
+    try:
+        memory_note([experiment], 1)
+    except MemoryError as error:
+        advised = re.findall(r"(regularizer\S+=\w+)", str(error))
+        assert advised
+        for setting in advised:
+            memory_note([change_all(experiment, [setting])], 1)

@@ -20,6 +20,7 @@ from holdfast.structure import layer_shapes
 from models_zoo import CASES, Columns, Network, Transformer, batches, flat, nudge, shuffled
 from recipes_table import ALL_IMPORTANCES, close
 from test_layers import (
+    Attention,
     Checkpointed,
     Functional,
     Head,
@@ -136,6 +137,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], set[str], se
         {"block.self_attn.out_proj", "block.linear1", "block.linear2", "head"},
         {"block.self_attn.out_proj"},
     ),
+    "key bias": (lambda: Attention(4), (3, 4), {"query", "key", "value", "head"}, set()),
     "used twice": (Twice, (4,), {"body", "head"}, {"body"}),
     "tied": (Tied, (4,), {"head"}, set()),
     "functional": (Functional, (4,), {"body", "head"}, {"body"}),
@@ -304,7 +306,9 @@ def test_a_basis_from_the_examples_that_can_be_held(
     monkeypatch.setattr(recipe_module, "HELD_BYTES", 0)
     model, columns = network("perceptron"), inputs(4, count=20)
     chosen = ALL_IMPORTANCES[importance]
-    found = consolidate(model, columns, hf.Kronecker(correction="eigen"), chosen, size=size)
+    with pytest.warns(UserWarning, match=r"bases come from its first 6 rows.*shuffle") as told:
+        found = consolidate(model, columns, hf.Kronecker(correction="eigen"), chosen, size=size)
+    assert len(told) == 1
     omega = exact(model, columns, chosen)
     per_example = 3 if importance == "ewc-expected" else 1
     first = tuple(column[: 6 // per_example] for column in columns)
@@ -652,7 +656,7 @@ def test_a_layer_that_was_something_else_is_refused() -> None:
     first = recipe.consolidate(tied, [columns])
     free = copy.deepcopy(tied)
     free.two.weight = nn.Parameter(free.one.weight.detach().clone())
-    with pytest.raises(ValueError, match=r"the layer at entry 0 .* and a diagonal in the other"):
+    with pytest.raises(ValueError, match=r"the layer one is a matrix .* a diagonal in the other"):
         recipe.consolidate(free, [columns], previous=first)
 
 
@@ -686,6 +690,25 @@ def test_what_does_not_fit_says_what_does(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(memory, "available", lambda device: 100_000)
     with pytest.raises(MemoryError, match=r"Kronecker\(.*needs 7\d\d kB.*Diagonal\(\) would fit"):
         hf.Regularizer(hf.EWC(), hf.Kronecker()).consolidate(model, [columns])
+
+
+@pytest.mark.parametrize("member", [hf.Kronecker(), hf.KroneckerPlusLowRank(rank=2, group=1)])
+def test_a_layer_that_is_too_large_is_named(
+    member: hf.Approximation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The advice is true: what it names can be consolidated in that memory."""
+    model = nn.Sequential()
+    model.body, model.tanh, model.head = nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 900)
+    data = [(torch.randn(4, 4), torch.arange(4))]
+    monkeypatch.setattr(memory, "available", lambda device: 4_500_000)
+    with pytest.raises(MemoryError, match=r"large for products: head \(900 x 9\)") as caught:
+        hf.Regularizer(hf.EWC(), member).consolidate(model, data)
+    advised = str(caught.value).split("(900 x 9); ")[1].split(" or Diagonal() would fit")[0]
+    assert eval(advised, vars(hf)) == hf.Composite({"head.*": hf.Diagonal(), "*": member})
+    hf.Regularizer(hf.EWC(), eval(advised, vars(hf))).consolidate(model, data)
+    monkeypatch.setattr(memory, "available", lambda device: 40_000)  # not by the head alone
+    with pytest.raises(MemoryError, match=r"Diagonal\(\) would fit$"):
+        hf.Regularizer(hf.EWC(), member).consolidate(model, data)
 
 
 @correction

@@ -180,6 +180,29 @@ def test_what_merging_drops_is_held_by_the_products(correction: str, anchor: str
     close(found(probe).detach(), 0.5 * q, 1e-8)
 
 
+@both_corrections
+def test_what_shrinking_takes_off_is_held_by_the_products(correction: str) -> None:
+    """At every truncation, and when tasks are merged: the trace of a layer stays that of the sum."""
+    case, rank = CASES["mlp"], 2
+    approximation = hf.KroneckerPlusLowRank(rank, group=1, shrink=True, correction=correction)
+    recipe = hf.Regularizer(hf.EWC(), approximation)
+    model, found, alone, exact = case.model(), None, [], torch.zeros(())
+    for k in range(2):
+        nudge(model, seed=k)
+        columns = case.columns(12, seed=k)
+        alone.append(recipe.consolidate(model, [columns], seed=SEED).matrix)
+        found = recipe.consolidate(model, [columns], previous=found, seed=SEED)
+        exact = exact + reference.omega(model, columns, hf.EWC())
+    assert found is not None
+    terms, lows = ([m.parts[i].dense() for m in alone] for i in range(2))
+    at = kronecker_oracle.places(model)
+    merged = kronecker_oracle.merged_plus_low_rank(correction, rank, terms, lows, at, shrink=True)
+    close(found.matrix.dense(), merged)
+    for matrices in at.values():
+        trace = kronecker_oracle.take(exact, matrices).trace()
+        close(kronecker_oracle.take(found.matrix.dense(), matrices).trace(), trace)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -40,6 +40,25 @@ def warm(norm: nn.Module, shape: tuple[int, ...]) -> nn.Module:
     return norm
 
 
+class Attention(nn.Module):
+    """One head of attention, whose keys may have a bias: softmax does not see it."""
+
+    def __init__(self, width: int, bias: bool = True) -> None:
+        super().__init__()
+        self.query, self.value = nn.Linear(width, width), nn.Linear(width, width)
+        self.key = nn.Linear(width, width, bias=bias)
+        self.head = nn.Linear(width, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.query(x) @ self.key(x).mT
+        return self.head((scores.softmax(-1) @ self.value(x)).tanh().mean(1))
+
+
+def normalised(norm: nn.Module) -> nn.Module:
+    """A convolution whose bias the normalisation takes off again."""
+    return Head(nn.Sequential(nn.Conv2d(4, 2, 3), norm), 24)
+
+
 IMAGE, SERIES, VECTOR, SENTENCE = (4, 6, 5), (4, 7), (4,), ()
 READ: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": (lambda: nn.Linear(4, 3), VECTOR),
@@ -69,6 +88,9 @@ READ: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "batch norm of images": (lambda: Head(warm(nn.BatchNorm2d(4), IMAGE), 120), IMAGE),
     "embedding": (lambda: Head(nn.Embedding(6, 3), 12), SENTENCE),
     "padded embedding": (lambda: Head(nn.Embedding(6, 3, padding_idx=2), 12), SENTENCE),
+    "key bias": (lambda: Attention(7), SERIES),
+    "bias before group norm": (lambda: normalised(nn.GroupNorm(2, 2)), IMAGE),
+    "bias before instance norm": (lambda: normalised(nn.InstanceNorm2d(2)), IMAGE),
 }
 
 

@@ -315,7 +315,7 @@ def test_state_stays_small() -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 7, 64, 500])
-@pytest.mark.parametrize(("rank", "n"), [(3, 40), (3, 500), (40, 700)])
+@pytest.mark.parametrize(("rank", "n"), [(3, 40), (3, 500), (40, 700), (12, 1600)])
 def test_groups_grow_at_fixed_rows(
     monkeypatch: pytest.MonkeyPatch, rank: int, n: int, batch: int
 ) -> None:

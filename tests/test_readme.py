@@ -1,16 +1,22 @@
-"""The table in the README is the one that the committed results give.
+"""The tables in the README are those that the committed results give.
 
-``python tests/test_readme.py`` writes it anew.
+``python tests/test_readme.py`` writes them anew.
 """
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from holdfast import report
+from holdfast.report.frontier import floats, plain_seconds
+from holdfast.report.loading import read
+from holdfast.report.measures import finals, summary, work_seconds
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
-BLOCK = re.compile(r"<!-- results -->\n(.*?)<!-- end of results -->", re.DOTALL)
+BLOCK = re.compile(r"<!-- results: ([\w-]+) -->\n(.*?)<!-- end of results -->", re.DOTALL)
 NAMES = {
     "diagonal": "diagonal",
     "block_diagonal": "block-diagonal",
@@ -27,43 +33,95 @@ def cell(row: dict) -> str:
     return f"{row['mean']:.1f}{spread} ({row['seeds']})"
 
 
-def table(rows: list[dict]) -> str:
+def study(recipe: str) -> str:
     """Paper's number, then every preset that has been run: mean ± standard deviation (seeds)."""
+    rows = report.rows(ROOT / "results" / recipe)
     presets = [p for p in PRESETS if any(r["preset"] == p for r in rows)]
     lines = [
         "| importance | matrix | printed | " + " | ".join(f"`{p}`" for p in presets) + " |",
         "|---|---|--:|" + "--:|" * len(presets),
     ]
     for importance in ("ewc", "mas"):
-        for approximation in NAMES:
+        for approximation, name in NAMES.items():
             for rank in (1, 50) if approximation == "low_rank" else (None,):
-                found = {}
-                for row in rows:
-                    same = (row["importance"], row["approximation"]) == (importance, approximation)
-                    mine = row["parameters"].get("rank") == rank
-                    if same and mine and (row["headline"] or rank == 1):
-                        found.setdefault(row["preset"], row)
-                if not found:
-                    continue
-                printed = next(iter(found.values()))["paper"]
-                printed = PRINTED_RANK_1[importance] if rank == 1 else printed
-                cells = [cell(found[p]) if p in found else "—" for p in presets]
-                name = NAMES[approximation].format(rank=rank)
-                lines.append(
-                    f"| {importance.upper()} | {name} | {printed:.1f} | "
-                    + " | ".join(cells)
-                    + " |"
-                )
+                own = [
+                    row
+                    for row in rows
+                    if (row["importance"], row["approximation"]) == (importance, approximation)
+                    and row["parameters"].get("rank") == rank
+                ]
+                printed = PRINTED_RANK_1[importance] if rank == 1 else None
+                flat = [row for row in own if row["original_diagonal"] and row["headline"]]
+                lines += line(importance, "diagonal of flattened batches", flat, presets, printed)
+                correct = [row for row in own if not row["original_diagonal"] and usual(row, rows)]
+                lines += line(importance, name.format(rank=rank), correct, presets, printed)
     return "\n".join(lines) + "\n"
 
 
-def test_the_table_is_what_the_results_give() -> None:
-    found = BLOCK.search(README.read_text())
-    assert found
-    assert found[1] == table(report.rows(ROOT / "results/toy"))
+def usual(row: dict, rows: list[dict]) -> bool:
+    """Whether a row is its preset's headline, or differs from one in the diagonal or the rank alone."""
+    return row["headline"] or any(
+        all(row[key] == other[key] for key in ("preset", "history", "anchor", "importance"))
+        and (row["strength"] == other["strength"] or row["preset"] == "fair")
+        for other in rows
+        if other["headline"] and other["approximation"] in (row["approximation"], "count_sketch")
+    )
+
+
+def line(
+    importance: str, name: str, rows: list[dict], presets: list[str], printed: float | None
+) -> list[str]:
+    """A row of the table, if there is anything to show."""
+    found: dict[str, dict] = {}
+    for row in rows:
+        found.setdefault(row["preset"], row)
+    if not found:
+        return []
+    printed = printed or next((row["paper"] for row in rows if row["paper"] is not None), None)
+    cells = [cell(found[p]) if p in found else "—" for p in presets]
+    number = "—" if printed is None else f"{printed:.1f}"
+    return [f"| {importance.upper()} | {name} | {number} | " + " | ".join(cells) + " |"]
+
+
+def frontier() -> str:
+    """Accuracy after ten tasks and its price, from little memory to much."""
+    found = read(ROOT / "results/frontier")
+    plain = plain_seconds(found, "ten-tasks")
+    lines = [
+        "| approximation | floats per parameter | accuracy, % (seeds) | × time of a plain run |",
+        "|---|--:|--:|--:|",
+    ]
+    for setting in sorted([*found.sized("ten-tasks"), *found.baselines("ten-tasks")], key=floats):
+        values = summary(list(finals(setting).values()))
+        assert values is not None
+        spread = f" ± {values.std:.1f}" if values.count > 1 else ""
+        lines.append(
+            f"| {setting.label} | {floats(setting):.1f} | {values.mean:.1f}{spread} ({values.count}) "
+            f"| {f'{work_seconds(setting) / plain:.1f}' if plain else '—'} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "toy": lambda: study("toy"),
+    "permuted-mnist": lambda: study("permuted-mnist"),
+    "cifar100": lambda: study("cifar100"),
+    "frontier": frontier,
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_table_is_what_the_results_give(name: str) -> None:
+    found = {match[1]: match[2] for match in BLOCK.finditer(README.read_text())}
+    assert (name in found) == any((ROOT / "results" / name / "runs").glob("*.json"))
+    if name in found:
+        assert found[name] == TABLES[name]()
 
 
 if __name__ == "__main__":
-    text = table(report.rows(ROOT / "results/toy"))
-    block = f"<!-- results -->\n{text}<!-- end of results -->"
-    README.write_text(BLOCK.sub(lambda _: block, README.read_text()))
+    README.write_text(
+        BLOCK.sub(
+            lambda m: f"<!-- results: {m[1]} -->\n{TABLES[m[1]]()}<!-- end of results -->",
+            README.read_text(),
+        )
+    )

@@ -238,12 +238,12 @@ def test_the_page_shows_every_part_of_the_study(written: Path) -> None:
     for table in (
         *(f"{kind}-{p}" for p in ("paper", "original-code", "fair") for kind in _TABLES),
         *("main", "runs", "claims", "claims-matrix", "frobenius", "streamed", "stable-rank"),
-        "choice",
+        "choice-fair",
     ):
         assert f'id="table-{table}"' in text, table
     for figure in (
         *(f"{kind}-{p}" for p in ("paper", "original-code", "fair") for kind in _FIGURES),
-        *("differences", "fisher", "spectrum", "sensitivity"),
+        *("differences", "fisher", "spectrum", "sensitivity-fair"),
     ):
         assert f'id="figure-{figure}"' in text, figure
 
@@ -303,7 +303,7 @@ def test_tables_name_paper_difference_seeds_and_command(written: Path) -> None:
     for word in ("Paper", "Ours", "Seeds", "Seeds 0–4", "Difference (SE)", "Within 2 SE"):
         assert word in table
     assert "88.0 ± 7.4" in table
-    assert "`holdfast reproduce toy --preset paper --seeds 2`" in table
+    assert "`holdfast reproduce toy --preset paper --seeds 2 --epochs 3`" in table
 
 
 # the small parts

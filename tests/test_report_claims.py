@@ -11,10 +11,13 @@ from holdfast.report.boundaries import _columns
 from holdfast.report.claims import Finding, above_zero, near
 from holdfast.report.loading import Study, read
 from holdfast.report.matrix_claims import MATRIX_CLAIMS
-from holdfast.report.measures import ENOUGH_SEEDS, summary
+from holdfast.report.measures import summary
 from holdfast.report.pairs import decision
 from holdfast.report.paper import Printed
+from holdfast.report.standard import enough_seeds
 from holdfast.report.toy_claims import ACCURACY_CLAIMS
+
+ENOUGH_SEEDS = enough_seeds("toy")
 
 
 def _study(folder: Path, level: Callable[[str, int], float], seeds: int, **costs: float) -> Study:
@@ -116,14 +119,15 @@ def test_every_claim_names_its_source_once() -> None:
 def test_a_difference_is_decided_by_its_interval() -> None:
     up = summary([1.0 + 0.1 * (k % 3) for k in range(20)])
     down = summary([-1.0 - 0.1 * (k % 3) for k in range(20)])
-    assert above_zero(up).verdict == "holds"
-    assert above_zero(down).verdict == "does not hold"
-    assert above_zero(None).verdict == "undecided"
-    assert decision(up, "A", "B").text == "A better"
-    assert decision(down, "A", "B").text == "B better"
-    assert decision(down, "A", "B").tone == "bad"
-    assert decision(down, "A", "B", expected=-1.0).tone == "good"
-    assert decision(summary([1.0] * 5), "A", "B").note == "5 of 20 seeds"
+    assert above_zero(up, 20).verdict == "holds"
+    assert above_zero(down, 20).verdict == "does not hold"
+    assert above_zero(None, 20).verdict == "undecided"
+    assert decision(up, "A", "B", 20).text == "A better"
+    assert decision(down, "A", "B", 20).text == "B better"
+    assert decision(down, "A", "B", 20).tone == "bad"
+    assert decision(down, "A", "B", 20, expected=-1.0).tone == "good"
+    assert decision(summary([1.0] * 5), "A", "B", 20).note == "5 of 20 seeds"
+    assert decision(summary([1.0, 1.1, 1.2]), "A", "B", 3).text == "A better"
 
 
 @pytest.mark.parametrize(("value", "verdict"), [(8.5, "holds"), (60.0, "does not hold")])

@@ -75,6 +75,7 @@ class TestParts:
         [
             ({"validation": 2000}, "the data set has 2,000"),
             ({"train_size": 1701}, "at most 1,700"),
+            ({"test_size": 501}, "test_size is at most 500"),
         ],
     )
     def test_too_much(self, fields: dict[str, Any], message: str) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,13 +18,14 @@ from rich.console import Console
 
 from holdfast import boundaries, results
 from holdfast.display import Lines, Live, duration, for_console
+from holdfast.execution import execute
 from holdfast.experiment import Experiment
 from holdfast.jobs import Job, RunExperiment, kind_of
 from holdfast.models import MLP
 from holdfast.recipes import RECIPES, Request
 from holdfast.reproduction import check_writable, explain, reproduce
 from holdfast.streams import Toy
-from holdfast.sweep import Estimator, Summary, sweep
+from holdfast.sweep import Estimator, Summary, _Sweep, sweep
 from holdfast.training import Training
 
 TINY = Experiment(
@@ -78,13 +80,136 @@ def test_a_sweep_runs_resumes_and_survives_bad_jobs(tmp_path: Path) -> None:
 TINY_SEED_1 = dataclasses.replace(TINY, seed=1)
 
 
-def test_a_budget_starts_nothing_that_will_not_end_in_time(tmp_path: Path) -> None:
-    slow, quick = tiny(0, training=Training(epochs=50, batch_size=10)), tiny(1)
-    estimator = Estimator({slow.kind: [1000.0], quick.kind: [0.5]})
-    summary, _ = run([slow, quick], tmp_path, budget=100.0, estimator=estimator)
+SLOW = tiny(0, training=Training(epochs=50, batch_size=10))
+
+
+def test_what_ends_in_time_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.sweep.WORTH_STARTING", 1000.0)  # too late for anything else
+    quick = tiny(1)
+    estimator = Estimator({SLOW.kind: [1000.0], quick.kind: [0.5]})
+    summary, _ = run([SLOW, quick], tmp_path, budget=100.0, estimator=estimator)
     assert summary.ran == 1
-    assert summary.left == [slow.label]
+    assert summary.left == [SLOW.label]
     assert list(results.load_all(tmp_path)) == [quick.id]
+
+
+def waiting(folder: Path, jobs: list[RunExperiment], *running: RunExperiment) -> _Sweep:
+    """A sweep of two processes in the middle of its work, an hour before the end of its budget."""
+    display, _ = lines()
+    estimator = Estimator({job.kind: [10_000.0] for job in (*jobs, *running)})
+    state = _Sweep(lambda: jobs, folder, display, estimator, time.monotonic() + 3600, 2)
+    state.pending = list(jobs)
+    for slot, job in enumerate(running):
+        process = types.SimpleNamespace(slot=slot, job=job, fraction=0.0)
+        state.processes.append(process)  # type: ignore[arg-type]
+    return state
+
+
+def leave_checkpoint(job: RunExperiment, folder: Path, epochs: int) -> None:
+    """Stop a run after so many epochs."""
+    left = epochs
+
+    def stop(_: float) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        execute(job.experiment, progress=stop, folder=folder, patience=0.0)
+
+
+def test_where_nothing_ends_in_time_the_run_that_is_furthest_goes_on(tmp_path: Path) -> None:
+    other = tiny(1, training=SLOW.experiment.training)
+    pictures = dataclasses.replace(tiny(2, training=SLOW.experiment.training), boundaries=True)
+    state = waiting(tmp_path, [pictures, SLOW, other])
+    assert state.choose() is SLOW  # a run with pictures leaves no checkpoint
+    leave_checkpoint(other, tmp_path, 60)
+    assert other.spent(tmp_path) > 0
+    assert state.choose() is other
+    assert waiting(tmp_path, [pictures]).choose() is None
+    state.deadline = time.monotonic() + 1.0
+    assert state.choose() is None  # too late to get anywhere
+
+
+def test_what_a_checkpoint_holds_need_not_fit(tmp_path: Path) -> None:
+    leave_checkpoint(SLOW, tmp_path, 60)
+    expected = 3600 + SLOW.spent(tmp_path) / 2
+    state = waiting(tmp_path, [SLOW])
+    state.estimator = Estimator({SLOW.kind: [expected / 1.1]})
+    assert state.fits(SLOW)
+    assert not state.fits(tiny(1, training=SLOW.experiment.training))
+
+
+def test_a_budget_shorter_than_a_run_gets_on_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped at the end of the budget; its checkpoint stays, and is said to."""
+    monkeypatch.setattr("holdfast.sweep.WORTH_STARTING", 1.0)
+    long = tiny(0, training=Training(epochs=10**5, batch_size=1))
+    leave_checkpoint(long, tmp_path, 1)
+    estimator = Estimator({long.kind: [1e6]})
+    begun = time.monotonic()
+    summary, text = run([long], tmp_path, budget=4.0, estimator=estimator)
+    assert 3 < time.monotonic() - begun < 60
+    assert summary.left == [long.label]
+    assert f"stopped {long.label} (its checkpoint is kept): the same command goes on" in text
+    assert long.spent(tmp_path) > 0
+
+
+class TestSharedBeginning:
+    """A first task is not learnt by two processes at a time."""
+
+    FIRST = tiny(0, training=Training(epochs=4, batch_size=10))
+    SAME = tiny(0, training=FIRST.experiment.training, mode="joint")
+    OTHER = tiny(1, training=FIRST.experiment.training)
+
+    def test_waits_or_does_something_else(self, tmp_path: Path) -> None:
+        state = waiting(tmp_path, [self.SAME, self.OTHER], self.FIRST)
+        assert state.choose() is self.OTHER
+        state.pending.remove(self.OTHER)
+        assert state.choose() is None
+        leave_checkpoint(self.FIRST, tmp_path, 2)  # not all of the first task
+        assert state.choose() is None
+        leave_checkpoint(self.FIRST, tmp_path, 3)
+        assert self.FIRST.begun(tmp_path)
+        assert state.choose() is self.SAME
+
+    def test_waits_for_nothing_that_will_not_come(self, tmp_path: Path) -> None:
+        state = waiting(tmp_path, [self.SAME], self.FIRST)
+        state.processes[0].fraction = 0.5  # beyond its first task, which it has not kept
+        assert state.choose() is self.SAME
+        state.processes[0].fraction = 0.0
+        state.estimator = Estimator({self.FIRST.kind: [5.0]})  # not worth to wait for
+        assert state.choose() is self.SAME
+        state = waiting(tmp_path, [self.SAME], dataclasses.replace(self.FIRST, boundaries=True))
+        assert state.choose() is self.SAME  # pictures: what is not kept
+        state = waiting(tmp_path, [self.SAME], self.FIRST)
+        state.processes.clear()  # it failed
+        assert state.choose() is self.SAME
+
+    def test_gives_the_same_results(self, tmp_path: Path) -> None:
+        jobs = [
+            RunExperiment(
+                dataclasses.replace(
+                    job.experiment,
+                    stream=Toy(length=2, train=400, validation=10, test=10),
+                    training=Training(epochs=80, batch_size=1),
+                )
+            )
+            for job in (self.FIRST, self.SAME)
+        ]
+        there: list[bool] = []
+
+        class Seen(Lines):
+            def started(self, slot: int, label: str) -> None:
+                there.append(jobs[0].begun(tmp_path))
+
+        summary = sweep(lambda: jobs, tmp_path, Seen(Console(file=io.StringIO())), jobs=2)
+        assert summary.ran == 2
+        assert there == [False, True]
+        found, alone = results.load_all(tmp_path)[jobs[1].id], execute(jobs[1].experiment)
+        assert (found.accuracy, found.test) == (alone.accuracy, alone.test)
 
 
 def test_a_misjudged_run_is_stopped_at_the_end_of_the_budget(tmp_path: Path) -> None:
@@ -93,7 +218,7 @@ def test_a_misjudged_run_is_stopped_at_the_end_of_the_budget(tmp_path: Path) -> 
     summary, text = run([endless], tmp_path, budget=6.0)
     assert time.monotonic() - begun < 60
     assert summary.left == [endless.label]
-    assert "the same command runs them again" in text
+    assert f"stopped {endless.label} (begins again): the same command goes on" in text
     assert not list(tmp_path.rglob("*.json"))
     assert not list(tmp_path.rglob("*.tmp"))
 

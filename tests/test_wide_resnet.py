@@ -57,6 +57,32 @@ def test_dropout_sits_inside_the_blocks() -> None:
     assert all(m.p == 0.3 for m in network.modules() if isinstance(m, nn.Dropout))
 
 
+def test_dropout_drops_the_share_it_is_told_independently() -> None:
+    drop = wide_resnet(depth=10, width=1, dropout=0.2).blocks[0].dropout
+    x = torch.rand(8, 16, 32, 31).add_(0.5).contiguous(memory_format=torch.channels_last)
+    x.requires_grad_()
+    torch.manual_seed(0)
+    y = drop(x)
+    kept = y != 0
+    count = x.numel()
+    assert abs(float(kept.float().mean()) - 0.8) < 5 * (0.8 * 0.2 / count) ** 0.5
+    torch.testing.assert_close(y[kept], x[kept] / 0.8, rtol=1e-4, atol=0)
+    y.sum().backward()
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, kept / 0.8, rtol=1e-4, atol=0)
+    # Neighbours in every direction, and within a drawn word, fall independently.
+    for shift in ((1, 0, 0, 0), (0, 1, 0, 0), (0, 4, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1)):
+        both = float((kept & kept.roll(shift, (0, 1, 2, 3))).float().mean())
+        assert abs(both - 0.64) < 5 * (0.64 * 0.36 / count) ** 0.5 * 2
+    torch.manual_seed(0)
+    assert torch.equal(drop(x), y)
+    assert not torch.equal(drop(x), y)
+    torch.testing.assert_close(
+        drop(x.detach()[::2]).mean(), x.detach()[::2].mean(), rtol=0.02, atol=0
+    )
+    assert drop.eval()(x) is x
+
+
 def test_a_shortcut_convolves_only_where_channels_change() -> None:
     network = wide_resnet(depth=16, width=4)
     assert [block.shortcut is not None for block in network.blocks] == [True, False] * 3

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["cross_entropy_gradient"]
+from holdfast.products import linear, multiply_
+
+__all__ = ["cross_entropy_gradient", "outputs"]
 
 Gradient = Callable[[Tensor, Tensor], None]  # (inputs, labels): overwrites every .grad
 
@@ -66,20 +68,42 @@ def _written_out(layers: list[nn.Linear]) -> Gradient:
     def gradient(x: Tensor, y: Tensor) -> None:
         inputs, h = [x], x
         for i in range(last):
-            h = functional.linear(h, weights[i], biases[i]).relu_()
+            h = _linear(h, weights[i], biases[i]).relu_()
             inputs.append(h)
         delta = functional.linear(h, weights[last], biases[last]).softmax(1)
         delta.scatter_add_(1, y.unsqueeze(1), minus_one.expand(len(y), 1))
         delta.div_(len(y))
         for i in range(last, -1, -1):
-            torch.mm(delta.t(), inputs[i], out=weight_grads[i])
+            multiply_(weight_grads[i], delta.t(), inputs[i])
             bias_grad = bias_grads[i]
             if bias_grad is not None:
                 torch.sum(delta, 0, out=bias_grad)
             if i:
-                delta = delta.mm(weights[i]).mul_(inputs[i].sign())  # ReLU: 0 at and below 0
+                # ReLU: 0 at and below 0
+                delta = linear(delta, weights[i].t()).mul_(inputs[i].sign())
 
     return gradient
+
+
+def outputs(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """The function from inputs to outputs, which keeps no graph."""
+    layers = _linear_layers(model)
+    if layers is None:
+        return torch.no_grad()(model)
+    weights = [layer.weight.detach() for layer in layers]
+    biases = [None if layer.bias is None else layer.bias.detach() for layer in layers]
+
+    @torch.no_grad()
+    def perceptron(x: Tensor) -> Tensor:
+        for weight, bias in zip(weights[:-1], biases[:-1], strict=True):
+            x = _linear(x, weight, bias).relu_()
+        return _linear(x, weights[-1], biases[-1])
+
+    return perceptron
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return linear(x, weight) if bias is None else functional.linear(x, weight, bias)
 
 
 def _grad(parameter: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ network that has learnt it once per seed serves them all, and the numbers are th
 """
 
 import dataclasses
+import functools
 import json
 import os
 import tempfile
@@ -44,6 +45,7 @@ class State:
     penalty: Penalty | None
 
 
+@functools.lru_cache(maxsize=4096)  # asked for every waiting job whenever a process is free
 def first_task_id(experiment: Experiment) -> str:
     """One name for all experiments that learn the same first task in the same way."""
     neutral = dataclasses.replace(
@@ -69,6 +71,7 @@ class Checkpoints:
     def __init__(self, folder: Path, experiment: Experiment) -> None:
         self._folder = Path(folder) / "checkpoints"
         self._own, self._first = experiment.id, first_task_id(experiment)
+        self._epochs = experiment.training.epochs
 
     def save(self, state: State) -> None:
         """Keep a state instead of the last one; the files are whole at every moment."""
@@ -100,6 +103,19 @@ class Checkpoints:
                 )
         return None
 
+    def spent(self) -> float:
+        """Seconds of work in the latest state; 0 if there is none that can be used."""
+        for path in (self._path(1), self._path(0)):
+            header = self._header(path)
+            if header is not None:
+                return float(header["record"]["seconds"]["total"])
+        return 0.0
+
+    def first_task_learnt(self) -> bool:
+        """Whether the first task need not be learnt again."""
+        header = self._header(self._path(0))
+        return header is not None and bool(header["epochs"] >= self._epochs)
+
     def remove(self) -> None:
         """Forget the experiment's own states, once its result is safe; the first task's stays for others."""
         for path in self._folder.glob(f"{self._own}*"):
@@ -111,11 +127,17 @@ class Checkpoints:
     def _penalty(self, tasks: int) -> Path:
         return self._folder / f"{self._own}-penalty-{tasks}.safetensors"
 
+    def _header(self, path: Path) -> dict[str, Any] | None:
+        """What a file says about itself, without its tensors; None if it is absent or of no use."""
+        try:
+            with safe_open(path, framework="pt") as file:
+                return _usable(file.metadata())
+        except (SafetensorError, OSError, KeyError, ValueError):
+            return None
+
     def _read(self, path: Path) -> State:
         with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {})[_KEY])
-            if header["versions"] != results.versions():
-                raise ValueError(f"it was made by other versions: {header['versions']}")
+            header = _usable(file.metadata())
             tensors = {name: file.get_tensor(name) for name in file.keys()}
         penalty = None
         if header["penalty"]:
@@ -137,10 +159,18 @@ class Checkpoints:
             raise
 
 
+def _usable(metadata: dict[str, str] | None) -> dict[str, Any]:
+    """The header of a checkpoint that these versions have made."""
+    header: dict[str, Any] = json.loads((metadata or {})[_KEY])
+    if header["versions"] != results.versions():
+        raise ValueError(f"it was made by other versions: {header['versions']}")
+    return header
+
+
 def remove_all(folder: Path) -> None:
     """Remove every checkpoint of a results folder in which nothing is left to run."""
     place = Path(folder) / "checkpoints"
-    for path in place.glob("*.safetensors"):
+    for path in place.glob("*.safetensors*"):  # also what a killed process had begun to write
         path.unlink(missing_ok=True)
     if place.exists() and not any(place.iterdir()):
         place.rmdir()

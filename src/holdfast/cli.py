@@ -72,7 +72,7 @@ def reproduce(
         str | None,
         typer.Option(
             help="A preset of the recipe, or all; see holdfast list.",
-            show_default="paper; with --smoke all",
+            show_default="paper, or the first; with --smoke all",
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds 0 to N−1 are reported.")] = 5,
@@ -89,7 +89,8 @@ def reproduce(
     time_budget: Annotated[
         str | None,
         typer.Option(
-            metavar="TIME", help="Start nothing that will not end in time, e.g. 150m, 2h."
+            metavar="TIME",
+            help="Stop in time, e.g. 150m, 2h; runs that do not end by then leave a checkpoint.",
         ),
     ] = None,
     out: Annotated[
@@ -102,7 +103,9 @@ def reproduce(
     train_size: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Learn from so many images; the same as --set stream.train_size=N."
+            min=1,
+            help="Learn from so many images, per class for cifar100; "
+            "the same as --set stream.train_size=N.",
         ),
     ] = None,
     data_dir: Annotated[
@@ -122,11 +125,12 @@ def reproduce(
 
         from holdfast.configuration import lookup
         from holdfast.display import for_console
+        from holdfast.execution import check_network
         from holdfast.recipes import RECIPES, Request
         from holdfast.reproduction import reproduce as run_recipe
 
         chosen = lookup("recipe", RECIPES, recipe)
-        presets = chosen.choose_presets(preset or ("all" if smoke else "paper"))
+        presets = chosen.choose_presets(preset or ("all" if smoke else chosen.default))
         settings = [*_sizes(epochs, train_size), *(settings or [])]
         if data_dir is not None:
             os.environ["HOLDFAST_DATA"] = str(data_dir)  # for the worker processes, too
@@ -134,7 +138,7 @@ def reproduce(
         for (
             name
         ) in request.presets:  # wrong settings and missing data are said before anything runs
-            request.adjust(chosen.example(name, smoke)).stream.tasks(0)
+            check_network(request.adjust(chosen.example(name, smoke)))
         folder = out or Path("results") / (f"{recipe}-smoke" if smoke else recipe)
         budget = None if time_budget is None else seconds(time_budget)
         with writing(folder):
@@ -166,7 +170,10 @@ def run(
         str,
         typer.Argument(help="A JSON file with one experiment, - for standard input, or a recipe."),
     ],
-    preset: Annotated[str, typer.Option(help="With a recipe: which preset.")] = "paper",
+    preset: Annotated[
+        str | None,
+        typer.Option(help="With a recipe: which preset.", show_default="paper, or its first"),
+    ] = None,
     show: Annotated[
         bool, typer.Option("--show", help="Print the experiment as JSON and run nothing.")
     ] = False,
@@ -184,7 +191,7 @@ def run(
         from holdfast import metrics, results
         from holdfast.checkpoint import Checkpoints
         from holdfast.execution import execute
-        from holdfast.reproduction import check_writable
+        from holdfast.reproduction import check_writable, memory_note
         from holdfast.settings import change_all
 
         experiment = change_all(_experiment(source, preset), settings or [])
@@ -201,6 +208,9 @@ def run(
                 typer.echo(f"{experiment.label}: {metrics.average_accuracy(result.test):.1%}")
                 typer.echo(f"{path} (was there already)")
                 return
+        note = memory_note([experiment], 1)
+        if note is not None:
+            typer.echo(note, err=True)
         with writing(out):
             check_writable(out)
             with Progress(console=Console(stderr=True), transient=True) as progress:
@@ -246,7 +256,7 @@ def _sizes(epochs: int | None, train_size: int | None) -> list[str]:
     return settings if train_size is None else [*settings, f"stream.train_size={train_size}"]
 
 
-def _experiment(source: str, preset: str) -> Any:
+def _experiment(source: str, preset: str | None) -> Any:
     """The experiment named on the command line."""
     from holdfast.configuration import lookup
     from holdfast.experiment import Experiment
@@ -254,7 +264,8 @@ def _experiment(source: str, preset: str) -> Any:
 
     path = Path(source)
     if source != "-" and path.suffix != ".json" and not path.is_file():
-        return lookup("recipe, and no such JSON file:", RECIPES, source).example(preset)
+        recipe = lookup("recipe, and no such JSON file:", RECIPES, source)
+        return recipe.example(preset or recipe.default)
     text = sys.stdin.read() if source == "-" else path.read_text()
     try:
         data = json.loads(text)

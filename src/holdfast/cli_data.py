@@ -52,7 +52,12 @@ def list_sets(folder: Folder = None) -> None:
             summary = (module.__doc__ or "").splitlines()[0]
             absent = module.missing(folder)
             state = f"missing {', '.join(absent)}" if absent else "here"
+            damaged = module.damaged(folder)
+            if damaged:  # as far as sizes tell; fetch and every use check all of it
+                state = "; ".join([*([state] if absent else []), "damaged"])
             typer.echo(f"{name}: {state}. {summary}")
+            for problem in damaged:
+                typer.echo(f"  {problem}")
 
 
 @data_app.command()

@@ -36,6 +36,12 @@ def clear_errors() -> Iterator[None]:
         yield
     except (ValueError, OSError, FloatingPointError) as error:
         stop(str(error))
+    except MemoryError as error:
+        stop(f"there is not enough memory{f': {error}' if str(error) else ''}")
+    except RuntimeError as error:
+        if "allocate memory" not in str(error):  # torch's word for it
+            raise
+        stop(f"there is not enough memory: {error}")
     except KeyboardInterrupt:
         typer.echo("stopped; finished runs are kept, the same command goes on", err=True)
         raise typer.Exit(130) from None

@@ -32,6 +32,7 @@ def list_known() -> None:
     """Show the known recipes and presets, importances, approximations, histories, streams and models."""
     with clear_errors():
         from rich.console import Console
+        from rich.markup import escape
         from rich.tree import Tree
 
         from holdfast.approximation import APPROXIMATIONS
@@ -57,7 +58,8 @@ def list_known() -> None:
         ):
             tree = Tree(f"[bold]{axis}[/]")
             for name, member in members.items():
-                tree.add(f"{name}  [dim]{(member.__doc__ or '').strip().splitlines()[0]}[/]")
+                said = escape((member.__doc__ or "").strip().splitlines()[0])
+                tree.add(f"{name}  [dim]{said}[/]")
             console.print(tree, highlight=False)
 
 

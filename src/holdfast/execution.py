@@ -18,14 +18,15 @@ from holdfast.seeds import derive
 from holdfast.streams import Task, join
 from holdfast.training import accuracies, learn
 
-__all__ = ["PATIENCE", "execute"]
+__all__ = ["PATIENCE", "check_network", "execute"]
 
 PATIENCE = 60.0  # seconds of work that are worth a checkpoint
 SHARED = 1 / 60  # of it for a finished first task, from which every other method starts
+LONG = 1 / 6  # of it for one epoch: what takes so long is not done twice
 
 
 class _Stopwatch:
-    """Seconds per kind of work."""
+    """Processor time per kind of work, which other work does not change; the total by the clock."""
 
     def __init__(self) -> None:
         self.seconds = {"training": 0.0, "consolidation": 0.0, "evaluation": 0.0, "total": 0.0}
@@ -44,9 +45,10 @@ class _Stopwatch:
     @contextmanager
     def measure(self, what: str) -> Iterator[None]:
         """Add the time of the block to one kind of work."""
-        begun = time.perf_counter()
+        clock = time.perf_counter if what == "total" else time.process_time
+        begun = clock()
         yield
-        self.seconds[what] += time.perf_counter() - begun
+        self.seconds[what] += clock() - begun
 
 
 def execute(
@@ -65,9 +67,11 @@ def execute(
         after_task: Called with the network after every task learnt here, for pictures; it must not change it.
         folder: A results folder in which a long run leaves checkpoints between epochs, and goes on from
             one that is there; without it nothing is kept. See :class:`Checkpoints`.
-        patience: Seconds between two checkpoints; a finished first task is kept after a sixtieth of it.
+        patience: Seconds between two checkpoints; an epoch that takes a sixth of it is always kept, a
+            finished first task after a sixtieth.
 
     Raises:
+        ValueError: The network does not fit the stream.
         FloatingPointError: The network diverged.
     """
     watch = _Stopwatch()
@@ -95,6 +99,43 @@ def execute(
     )
 
 
+def check_network(experiment: Experiment) -> None:
+    """Refuse an experiment whose data are wrong, or whose network cannot answer them, before any training.
+
+    Raises:
+        ValueError: An input cannot be read, or there are fewer outputs than classes.
+    """
+    _check_network(
+        experiment,
+        experiment.model.build(experiment.seed),
+        experiment.stream.tasks(derive(experiment.seed, "data")),
+    )
+
+
+@torch.no_grad()
+def _check_network(experiment: Experiment, model: nn.Module, tasks: Sequence[Task]) -> None:
+    """Let a network answer one example of every task."""
+    recipe, was_training = experiment.model, model.training
+    model.eval()
+    for task in tasks:
+        x, _ = next(task.train.batches(1))
+        try:
+            outputs = model(x).shape[1]
+        except (RuntimeError, IndexError) as error:
+            shape = " × ".join(map(str, x.shape[1:]))
+            raise ValueError(
+                f"{recipe!r} cannot answer {task.name}, whose inputs are {shape}: {error}"
+            ) from error
+        labels = [part.labels for part in (task.train, task.validation, task.test)]
+        largest = max(int(part.max()) for part in labels if len(part))
+        if largest >= outputs:
+            raise ValueError(
+                f"{recipe!r} has {outputs} outputs, but labels of {task.name} go up to {largest}: "
+                f"it needs at least {largest + 1} outputs, one per class"
+            )
+    model.train(was_training)
+
+
 class _Run:
     """The state of a run between two tasks."""
 
@@ -107,11 +148,13 @@ class _Run:
         patience: float,
     ) -> None:
         self.experiment, self.watch, self.progress = experiment, watch, progress
-        self.checkpoints, self.patience, self.saved = checkpoints, patience, time.perf_counter()
+        self.checkpoints, self.patience = checkpoints, patience
+        self.saved = self.last = time.perf_counter()  # a checkpoint, the end of an epoch
         self.tasks: Sequence[Task] = experiment.stream.tasks(derive(experiment.seed, "data"))
         self.penalty: Penalty | None = None
         self.penalty_bytes = 0
         self._fresh_network()
+        _check_network(experiment, self.model, self.tasks)
         self.accuracy: list[list[list[float]]] = []
         self.validation: list[list[float]] = []
         self.test: list[list[float]] = []
@@ -150,17 +193,17 @@ class _Run:
         if experiment.mode == "joint":
             split = join([task.train for task in self.tasks[: index + 1]])
         seen = [task.test for task in self.tasks[: index + 1]]
-        begun = time.perf_counter()  # of the epoch: evaluation and checkpoints are not training
+        begun = time.process_time()  # of the epoch: evaluation and checkpoints are not training
 
         def after_epoch(epoch: int) -> None:
             nonlocal begun
-            self.watch.seconds["training"] += time.perf_counter() - begun
+            self.watch.seconds["training"] += time.process_time() - begun
             with self.watch.measure("evaluation"):
                 epochs.append(accuracies(self.model, seen))
             self._keep(index, epochs, generator)
             if self.progress is not None:
                 self.progress((index + (epoch + 1) / experiment.training.epochs) / len(self.tasks))
-            begun = time.perf_counter()
+            begun = time.process_time()
 
         learn(
             self.model,
@@ -182,9 +225,12 @@ class _Run:
         """Leave a checkpoint if enough work has been done since the last."""
         if self.checkpoints is None:
             return
+        now = time.perf_counter()
+        long = now - self.last >= self.patience * LONG
+        self.last = now
         shared = index == 0 and len(epochs) == self.experiment.training.epochs
         worth = shared and self.watch.so_far()["total"] >= self.patience * SHARED
-        if time.perf_counter() - self.saved < self.patience and not worth:
+        if now - self.saved < self.patience and not (long or worth):
             return
         tensors = {f"model.{name}": t for name, t in self.model.state_dict().items()}
         tensors |= {f"adam.{name}": t for name, t in self.optimizer.state().items()}
@@ -199,7 +245,7 @@ class _Run:
             "seconds": self.watch.so_far(),
         }
         self.checkpoints.save(State(index, len(epochs), record, tensors, self.penalty))
-        self.saved = time.perf_counter()
+        self.saved = self.last = time.perf_counter()
 
     def _restore(self, state: State, generator: torch.Generator) -> list[list[float]]:
         """Bring network, optimiser and generators to where they were; returns the accuracies since."""

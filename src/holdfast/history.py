@@ -48,7 +48,7 @@ class Mean(History):
 
 @dataclass(frozen=True)
 class MovingAverage(History):
-    r"""The paper's rule, :math:`\Omega_\tau = \alpha\,\Omega + (1-\alpha)\,\Omega_{\tau-1}`.
+    r"""The paper's rule, Ω ← α Ω_new + (1 − α) Ω_old.
 
     Args:
         new: α, the weight of the new task.

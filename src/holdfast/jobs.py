@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
@@ -11,14 +12,14 @@ from numpy.typing import NDArray
 from torch import nn
 
 from holdfast import boundaries, fisher_study, metrics, results
-from holdfast.checkpoint import Checkpoints
+from holdfast.checkpoint import Checkpoints, first_task_id
 from holdfast.configuration import register
 from holdfast.execution import execute
 from holdfast.experiment import Experiment
 from holdfast.fisher_study import FisherStudy
 from holdfast.streams.toy import WINDOW
 
-__all__ = ["JOBS", "Job", "RunExperiment", "RunFisherStudy"]
+__all__ = ["JOBS", "Estimator", "Job", "RunExperiment", "RunFisherStudy", "kind_of"]
 
 Progress = Callable[[float], None]
 
@@ -45,6 +46,24 @@ class Job(ABC):
     def decides(self) -> bool:
         """Whether the recipe may ask for other jobs once this one is finished."""
         return False
+
+    @property
+    def resumable(self) -> bool:
+        """Whether a stopped job goes on where it was, if it had run for long enough."""
+        return False
+
+    @property
+    def beginning(self) -> str | None:
+        """A name for the work it begins with, if jobs of the same name can take it over from one of them."""
+        return None
+
+    def begun(self, folder: Path) -> bool:
+        """Whether :attr:`beginning` is there to be taken over."""
+        return False
+
+    def spent(self, folder: Path) -> float:
+        """Seconds of its work that are behind, in a checkpoint."""
+        return 0.0
 
     @abstractmethod
     def done(self, folder: Path) -> bool:
@@ -83,6 +102,20 @@ class RunExperiment(Job):
     def decides(self) -> bool:
         return self.experiment.role == "tune"
 
+    @property
+    def resumable(self) -> bool:
+        return not self.boundaries  # maps of a task are not in a checkpoint
+
+    @property
+    def beginning(self) -> str | None:
+        return first_task_id(self.experiment) if self.resumable else None
+
+    def begun(self, folder: Path) -> bool:
+        return self.resumable and Checkpoints(folder, self.experiment).first_task_learnt()
+
+    def spent(self, folder: Path) -> float:
+        return Checkpoints(folder, self.experiment).spent() if self.resumable else 0.0
+
     def done(self, folder: Path) -> bool:
         if self.boundaries and not boundaries.path_of(folder, self.id).exists():
             return False
@@ -105,7 +138,7 @@ class RunExperiment(Job):
             self.experiment,
             progress=progress,
             after_task=after_task if self.boundaries else None,
-            folder=None if self.boundaries else folder,  # maps of a task are not in a checkpoint
+            folder=folder if self.resumable else None,
         )
         if self.boundaries:  # before the result: a result says that all is there
             boundaries.save(folder, self.id, maps, WINDOW)
@@ -152,6 +185,23 @@ def kind_of(experiment: Experiment) -> str:
         regularizer = dataclasses.replace(neutral.regularizer, strength=1.0)
         neutral = dataclasses.replace(neutral, regularizer=regularizer)
     return neutral.id
+
+
+class Estimator:
+    """How long a job will take, from those that have run."""
+
+    def __init__(self, known: dict[str, list[float]] | None = None) -> None:
+        self._seconds: dict[str, list[float]] = dict(known or {})
+
+    def record(self, kind: str, seconds: float) -> None:
+        """Remember how long a job of a kind took."""
+        self._seconds.setdefault(kind, []).append(seconds)
+
+    def expect(self, kind: str) -> float | None:
+        """Seconds for a job: the median of its kind, else of the slowest kind, else unknown."""
+        if kind in self._seconds:
+            return statistics.median(self._seconds[kind])
+        return max(map(statistics.median, self._seconds.values()), default=None)
 
 
 JOBS = register(Job, "job", {"experiment": RunExperiment, "fisher": RunFisherStudy})

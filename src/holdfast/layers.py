@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from holdfast.products import add_product_
+
 __all__ = ["RULES", "Rule"]
 
 _CHUNK = 2**20  # entries of written-out products at a time: small enough for a cache
@@ -57,7 +59,7 @@ def _linear(layer: nn.Linear, x: Tensor, g: Tensor, into: Into) -> None:
     if x.dim() == 2:
         squares = g.square()
         if "weight" in into:
-            into["weight"].addmm_(squares.T, x.square())
+            add_product_(into["weight"], squares.T, x.square())
         if "bias" in into:
             into["bias"].add_(squares.sum(0))
         return

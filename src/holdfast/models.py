@@ -73,7 +73,7 @@ class MLP(Model):
 
 @dataclasses.dataclass(frozen=True)
 class MultiHeadMLP(Model):
-    """An MLP with a head per task, told the task by the last input column; see :class:`MultiHead`.
+    """An MLP with a head per task, told the task by the last input column.
 
     Attributes:
         sizes: Widths from the input (without that column) to the outputs of one head.

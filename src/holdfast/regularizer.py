@@ -13,12 +13,21 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
 from holdfast import memory
-from holdfast.approximation import Approximation, CountSketch, Diagonal, LowRank, Setting
+from holdfast.approximation import (
+    Approximation,
+    Composite,
+    CountSketch,
+    Diagonal,
+    Kronecker,
+    KroneckerPlusLowRank,
+    LowRank,
+    Setting,
+)
 from holdfast.approximation.base import positive
 from holdfast.configuration import to_json
 from holdfast.hashing import Draw
 from holdfast.history import History, Sum
-from holdfast.importance import Importance, Loss
+from holdfast.importance import EWC, Importance, Loss
 from holdfast.matrices import Offset, PSDMatrix
 from holdfast.parameters import ParameterSpace, unwrap
 from holdfast.penalty import Penalty, TaskRecord, _check_strength
@@ -28,6 +37,8 @@ from holdfast.rows import Rows
 from holdfast.structure import layer_shapes
 
 __all__ = ["ImportanceWarning", "Regularizer"]
+
+_LARGE = 3  # layers that advice on memory names at most
 
 
 class ImportanceWarning(UserWarning):
@@ -40,7 +51,8 @@ class Regularizer:
 
     Args:
         importance: What matters: the rows whose squares sum to Ω.
-        approximation: What we can afford: Ω̂.
+        approximation: What we can afford: Ω̂. The default held on to most per byte where all were
+            compared (``results/frontier``).
         strength: λ.
         history: How the past adds up.
         anchor: "latest" pulls to the newest θ* only, as in the paper; "each" lets every task pull to
@@ -53,8 +65,8 @@ class Regularizer:
         >>> regularizer = Regularizer(EWC(), CountSketch(size=50), strength=1e3)
     """
 
-    importance: Importance
-    approximation: Approximation
+    importance: Importance = field(default_factory=EWC)
+    approximation: Approximation = field(default_factory=Kronecker)
     strength: float = 1.0
     history: History = field(default_factory=Sum)
     anchor: Literal["latest", "each"] = "latest"
@@ -64,7 +76,7 @@ class Regularizer:
     def __post_init__(self) -> None:
         for name, kind, example in (
             ("importance", Importance, "hf.EWC()"),
-            ("approximation", Approximation, "hf.CountSketch(size=50)"),
+            ("approximation", Approximation, "hf.Kronecker()"),
             ("history", History, "hf.Sum()"),
         ):
             value = getattr(self, name)
@@ -243,8 +255,27 @@ class Regularizer:
     def _check_memory(self, setting: Setting) -> None:
         needed, free = self.approximation.nbytes(setting), memory.available(setting.device)
         if needed > free:
-            advice = _what_fits(setting, free)
+            advice = _without_large_layers(self.approximation, setting, free)
+            advice = advice or _what_fits(setting, free)
             memory.require(repr(self.approximation), needed, setting.device, advice)
+
+
+def _without_large_layers(approximation: Approximation, setting: Setting, free: int) -> str | None:
+    """The few layers that are too large for products, and what would fit without them; or None."""
+    if not isinstance(approximation, Kronecker | KroneckerPlusLowRank):
+        return None
+    layers = sorted(setting.layers, key=lambda s: s.groups * max(s.columns, s.outputs) ** 2)[::-1]
+    for count in range(1, min(len(layers), _LARGE + 1)):
+        large = layers[:count]
+        parts: dict[str, Approximation] = {f"{s.name}.*": Diagonal() for s in large}
+        parts["*"] = approximation
+        if all(s.name for s in large) and Composite(parts).nbytes(setting) <= free:
+            named = " and ".join(f"{s.name} ({s.outputs} x {s.columns})" for s in large)
+            recipe = ", ".join(f'"{pattern}": {member!r}' for pattern, member in parts.items())
+            return (
+                f"too large for products: {named}; Composite({{{recipe}}}) or Diagonal() would fit"
+            )
+    return None
 
 
 def _what_fits(setting: Setting, free: int) -> str:

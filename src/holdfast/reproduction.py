@@ -1,13 +1,16 @@
 """From a recipe to a results folder: resume, run, and leave a report behind."""
 
+import bisect
+import dataclasses
 import errno
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 
 from holdfast import checkpoint, memory, results
-from holdfast.approximation import Setting
+from holdfast.approximation import Approximation, Diagonal, Setting
 from holdfast.display import Display
 from holdfast.experiment import Experiment
 from holdfast.hashing import Draw
@@ -37,6 +40,7 @@ def reproduce(
 
     Raises:
         ForeignResult: The folder holds results of another format version.
+        MemoryError: The largest matrix does not fit into memory.
         OSError: The folder cannot be written.
     """
     check_writable(folder)
@@ -68,8 +72,8 @@ def reproduce(
         j.experiment for j in plan() if isinstance(j, RunExperiment) and not j.done(folder)
     ]
 
+    note = memory_note(open_runs, jobs)
     with display:
-        note = memory_note(open_runs, jobs)
         if note is not None:
             display.message(note)
         summary = sweep(
@@ -86,8 +90,12 @@ def reproduce(
 
 
 def memory_note(experiments: Iterable[Experiment], processes: int) -> str | None:
-    """How much memory the largest matrix among the runs will take; None if that is nothing to speak of."""
-    largest, which = 0, ""
+    """How much memory the largest matrix among the runs will take; None if that is nothing to speak of.
+
+    Raises:
+        MemoryError: It is more than there is; the message says what would fit.
+    """
+    largest: tuple[int, Approximation, Setting] | None = None
     seen = set()
     for experiment in experiments:
         recipe = experiment.regularizer
@@ -99,15 +107,47 @@ def memory_note(experiments: Iterable[Experiment], processes: int) -> str | None
         space = ParameterSpace.of(model, recipe.include, recipe.exclude)
         setting = Setting(space, Draw(0), layers=layer_shapes(model, space))
         needed = recipe.approximation.nbytes(setting)
-        if needed > largest:
-            largest, which = needed, f"{recipe.approximation!r} of {space.dim:,} parameters"
-    if largest < WORTH_SAYING:
+        if largest is None or needed > largest[0]:
+            largest = needed, recipe.approximation, setting
+    if largest is None:
         return None
+    needed, approximation, setting = largest
     free = memory.available(torch.device("cpu"))
-    return (
-        f"{which} takes {memory.readable(largest)} while a task is consolidated, beside the penalty of "
-        f"the tasks before; {processes} at a time, {memory.readable(free)} are free"
+    what = (
+        f"{approximation!r} of {setting.dim:,} parameters takes {memory.readable(needed)} while a task "
+        f"is consolidated, beside the penalty of the tasks before; {processes} at a time, "
+        f"{memory.readable(free)} are free"
     )
+    if needed * processes > free:
+        raise MemoryError(f"{what}: {_what_fits(approximation, setting, free, processes)}")
+    return what if needed >= WORTH_SAYING else None
+
+
+def _what_fits(approximation: Approximation, setting: Setting, free: int, processes: int) -> str:
+    """Settings with which the matrices of all processes fit into memory, as advice."""
+    fits = []
+    fewer = free // approximation.nbytes(setting)
+    if fewer:
+        fits.append(f"--jobs {fewer}")
+    each = free // processes
+    for name in ("size", "rank"):
+        value = getattr(approximation, name, None)
+        if isinstance(value, int):
+            smaller = range(0, value, getattr(approximation, "nonzeros", 1))[1:]
+
+            def needed(value: int, name: str = name) -> int:
+                changed: Approximation = dataclasses.replace(
+                    cast(Any, approximation), **{name: value}
+                )
+                return changed.nbytes(setting)
+
+            count = bisect.bisect_right(smaller, each, key=needed)
+            fits += [f"regularizer.approximation.{name}={smaller[count - 1]}"] if count else []
+    if not isinstance(approximation, Diagonal) and Diagonal().nbytes(setting) <= each:
+        fits.append("regularizer.approximation=diagonal")
+    if not fits:
+        return "not even a diagonal fits; take a smaller model, or hold on to some parameters only"
+    return f"what fits is {', or '.join(fits)}"
 
 
 def _validation_score(folder: Path) -> Score:

@@ -38,7 +38,7 @@ class Result:
         validation: ``validation[task]``: validation accuracies on all tasks after ``task`` was learnt.
         test: ``test[task]``: test accuracies on all tasks after ``task`` was learnt.
         initial: Test accuracies on all tasks of the untrained network.
-        seconds: Time for training, consolidation, evaluation, and in total.
+        seconds: Processor time of training, consolidation and evaluation; the total by the clock.
         penalty_bytes: Memory of the largest penalty of the run.
         floats_per_parameter: The same in 32-bit numbers per parameter of the network.
         versions: Versions of holdfast, torch and Python.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from holdfast.batches import Examples
 from holdfast.layers import RULES
-from holdfast.sites import ATTEMPTS, Site, agree, backward, watched
+from holdfast.sites import ATTEMPTS, Site, backward, watched
 from holdfast.structure import LayerReader, LayerShape, unshared
 
 if TYPE_CHECKING:
@@ -173,6 +173,5 @@ class Squares:
             held = set(site.positions.values())
             if site.readable(len(few)) and held <= untouched:
                 site.add_(pieces, site.positions)
-                told = [agree(pieces[i], truth[i]) for i in held]
-                site.certain = all(told) and any(bool(truth[i].any()) for i in held)
+                site.certain = site.tells(pieces, truth)
             site.reset()

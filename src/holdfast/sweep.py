@@ -3,7 +3,6 @@
 import json
 import os
 import queue
-import statistics
 import subprocess
 import sys
 import threading
@@ -16,12 +15,17 @@ from typing import Any
 
 from holdfast.configuration import to_json
 from holdfast.display import Display, duration
-from holdfast.jobs import Job
+from holdfast.jobs import Estimator, Job
 
 __all__ = ["Estimator", "Summary", "sweep"]
 
 INTERVAL = 2.0  # seconds between two estimates of the time left, which look at every waiting job
+# glibc hands large tensors back to the system at once, which takes a sixteenth of a step of WRN-16-4.
+_KEEP = (("MMAP_THRESHOLD", 2**30), ("TRIM_THRESHOLD", 2**32), ("TOP_PAD", 2**28))
+KEPT_MEMORY = {f"MALLOC_{name}_": str(size) for name, size in _KEEP}
 MARGIN = 1.1  # a run may take this much longer than runs of its kind did
+WORTH_STARTING = 10.0  # seconds before the end of a budget; what runs longer leaves a checkpoint
+WORTH_SHARING = 60.0  # seconds of a run whose beginning another waits for
 
 
 @dataclass
@@ -41,23 +45,6 @@ class Summary:
     left: list[str] = field(default_factory=list)
 
 
-class Estimator:
-    """How long a job will take, from those that have run."""
-
-    def __init__(self, known: dict[str, list[float]] | None = None) -> None:
-        self._seconds: dict[str, list[float]] = dict(known or {})
-
-    def record(self, kind: str, seconds: float) -> None:
-        """Remember how long a job of a kind took."""
-        self._seconds.setdefault(kind, []).append(seconds)
-
-    def expect(self, kind: str) -> float | None:
-        """Seconds for a job: the median of its kind, else of the slowest kind, else unknown."""
-        if kind in self._seconds:
-            return statistics.median(self._seconds[kind])
-        return max(map(statistics.median, self._seconds.values()), default=None)
-
-
 class _Process:
     """A worker process and what it is doing."""
 
@@ -65,7 +52,7 @@ class _Process:
         self.slot, self.begun, self.fraction = slot, 0.0, 0.0
         self.job: Job | None = None
         self.errors: deque[str] = deque(maxlen=20)
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        environment = {**KEPT_MEMORY, **os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "holdfast.worker", str(folder)],
             stdin=subprocess.PIPE,
@@ -178,21 +165,28 @@ class _Sweep:
                     continue
                 self.handle(self.wait())
         except TimeoutError:
-            late = [p.job.label for p in self.busy if p.job is not None]
-            self.display.message(
-                f"the time budget is used up; stopped {', '.join(late)}: the same command runs them again"
-            )
-            self.summary.left += late
+            self.give_up([p.job for p in self.busy if p.job is not None])
         finally:
             for process in self.processes:
                 process.stop()
         self.summary.left += [job.label for job in self.pending]
         return self.summary
 
+    def give_up(self, late: list[Job]) -> None:
+        """Say what the end of the budget stops; checkpoints stay."""
+        notes = [
+            f"{job.label} ({'its checkpoint is kept' if job.spent(self.folder) else 'begins again'})"
+            for job in late
+        ]
+        self.display.message(
+            f"the time budget is used up; stopped {', '.join(notes)}: the same command goes on"
+        )
+        self.summary.left += [job.label for job in late]
+
     def start_jobs(self) -> None:
-        """Give every free process the first job that will end in time."""
+        """Give every free process a job."""
         while self.pending and len(self.busy) < self.jobs:
-            job = next((j for j in self.pending if self.fits(j)), None)
+            job = self.choose()
             if job is None:
                 break
             self.pending.remove(job)
@@ -205,11 +199,42 @@ class _Sweep:
             self.display.started(process.slot, job.label)
         self.show_total()
 
+    def choose(self) -> Job | None:
+        """The first job that ends in time; if none does, one that gets on until its checkpoint."""
+        learning = self.being_learnt()
+        free = [job for job in self.pending if job.beginning not in learning]
+        fitting = next((job for job in free if self.fits(job)), None)
+        if fitting is not None or self.deadline is None:
+            return fitting
+        if self.deadline - time.monotonic() < WORTH_STARTING:
+            return None
+        longest = [job for job in free if job.resumable]
+        return max(longest, key=lambda job: job.spent(self.folder), default=None)
+
+    def being_learnt(self) -> set[str]:
+        """What running jobs begin with and others will take over from them, once it is there.
+
+        To wait for it takes no longer than to do it a second time, and ends with the running job at the
+        latest. A process whose run is half done is beyond its beginning, also where that was not kept.
+        """
+        names = set()
+        for process in self.busy:
+            job = process.job
+            if job is None or job.beginning is None or process.fraction >= 0.5:
+                continue
+            expected = self.estimator.expect(job.kind)
+            short = expected is not None and expected < WORTH_SHARING
+            if not short and not job.begun(self.folder):
+                names.add(job.beginning)
+        return names
+
     def fits(self, job: Job) -> bool:
         if self.deadline is None:
             return True
-        now = time.monotonic()
-        return now + MARGIN * (self.estimator.expect(job.kind) or 0.0) <= self.deadline
+        left, expected = self.deadline - time.monotonic(), self.estimator.expect(job.kind) or 0.0
+        if MARGIN * expected <= left:
+            return True
+        return left > 0 and MARGIN * (expected - job.spent(self.folder)) <= left
 
     def wait(self) -> _Event:
         """The next event, or TimeoutError at the deadline."""
@@ -242,7 +267,7 @@ class _Sweep:
             self.display.finished(process.slot, job.label, message["done"], seconds)
         else:
             self.fail(process, job, message)
-        if job.decides and not any(j.decides for j in self.unsettled()):
+        if job.decides:  # what it decides may come before what waits
             self.ask()
 
     def fail(self, process: _Process, job: Job, message: dict[str, Any]) -> None:
@@ -310,8 +335,8 @@ def sweep(
         folder: Where the files go.
         display: Shows what happens.
         jobs: Number of processes.
-        budget: Seconds; no job is started that is not expected to end within them, and one that was
-            misjudged is stopped.
+        budget: Seconds. Jobs that are expected to end within them come first, then those that leave a
+            checkpoint; what still runs at the end is stopped.
         estimator: What is known about durations.
 
     Raises:

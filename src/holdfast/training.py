@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from holdfast.adam import FlatAdam
-from holdfast.backpropagation import cross_entropy_gradient
+from holdfast.backpropagation import cross_entropy_gradient, outputs
 from holdfast.penalised_step import Pull, penalised
 from holdfast.streams import Split, join
 
@@ -108,7 +108,8 @@ def accuracies(model: nn.Module, splits: Sequence[Split], batch_size: int = 5000
     was_training = model.training
     model.eval()
     sizes = [len(split) for split in splits]
-    correct = [model(x).argmax(1) == y for x, y in join(splits).batches(batch_size)]
+    read = outputs(model)
+    correct = [read(x).argmax(1) == y for x, y in join(splits).batches(batch_size)]
     counts = [int(part.sum()) for part in torch.split(torch.cat(correct), sizes)]
     model.train(was_training)
     return [count / size for count, size in zip(counts, sizes, strict=True)]

@@ -7,6 +7,24 @@ from torch.nn import functional
 __all__ = ["WideBlock", "WideResidualNetwork", "wide_resnet"]
 
 
+class _Dropout(nn.Dropout):
+    """Dropout from 16 random bits a number: a sixth of a step of WRN-16-4 went into torch's 64.
+
+    The probability is rounded to a multiple of 2⁻¹⁶.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Zero some of the numbers in training, and scale the others up."""
+        dropped = round(self.p * 2**16)
+        dense = x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)
+        if not self.training or x.device.type != "cpu" or not dense or not dropped:
+            return super().forward(x)
+        words = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
+        bits = words.view(torch.int16).as_strided(x.shape, x.stride())
+        kept = (bits >= dropped - 2**15).to(x.dtype)
+        return x * kept.mul_(2**16 / (2**16 - dropped))
+
+
 class WideBlock(nn.Module):
     """BatchNorm, ReLU, convolution, twice, with dropout before the second, added to a shortcut.
 
@@ -18,7 +36,7 @@ class WideBlock(nn.Module):
         self.norm1 = nn.BatchNorm2d(inputs)
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
         self.norm2 = nn.BatchNorm2d(outputs)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = _Dropout(dropout)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         self.shortcut: nn.Conv2d | None = None
         if inputs != outputs:
@@ -52,7 +70,7 @@ class WideResidualNetwork(nn.Module):
         super().__init__()
         blocks = (depth - 4) // 6
         channels = (16, 16 * width, 32 * width, 64 * width)
-        self.autocast = autocast
+        self.autocast, self.channels_last = autocast, True
         self.conv = nn.Conv2d(3, channels[0], 3, padding=1, bias=False)
         groups = []
         for group in range(3):
@@ -76,7 +94,8 @@ class WideResidualNetwork(nn.Module):
         return self._logits(x)
 
     def _logits(self, x: Tensor) -> Tensor:
-        x = x.contiguous(memory_format=torch.channels_last)
+        if self.channels_last:
+            x = x.contiguous(memory_format=torch.channels_last)
         x = functional.relu(self.norm(self.blocks(self.conv(x))))
         logits: Tensor = self.linear(x.mean((2, 3)))
         return logits

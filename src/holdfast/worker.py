@@ -64,7 +64,7 @@ def main() -> None:
             send(
                 {
                     "failed": f"{type(error).__name__}: {error}",
-                    "trace": traceback.format_exc(),
+                    "trace": "" if isinstance(error, MemoryError) else traceback.format_exc(),
                     "fatal": isinstance(error, OSError),
                 }
             )

@@ -2,12 +2,12 @@
 
 import fnmatch
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from holdfast.approximation.base import Approximation, Setting
 from holdfast.matrices import Offset, PartsMatrix, PSDMatrix
@@ -41,9 +41,10 @@ class _State:
 class Composite(Approximation):
     """An approximation for each group of parameters; terms between the groups are dropped.
 
-    A parameter belongs to the first pattern that matches its name or the class of its layer. Within a group
-    everything is as the approximation has it, across layers too. The data is read once; every member makes
-    the backward passes of its own.
+    A parameter belongs to the first pattern that matches its name or the class of its layer, or a class that
+    this is derived from (attention's ``out_proj`` is a ``"Linear"``). Within a group everything is as the
+    approximation has it, across layers too. The data is read once; every member makes the backward passes
+    of its own.
 
     Args:
         parts: Shell patterns (``"head.*"``, ``"*.bias"``, ``"Linear"``, ``"*"``) and the approximation of
@@ -95,7 +96,9 @@ class Composite(Approximation):
         kinds = space.kinds or ("",) * len(space.names)
         found: list[list[int]] = [[] for _ in self.members]
         missing = []
-        for i, words in enumerate(zip(space.names, kinds, strict=True)):
+        lineages = {kind: _lineage(kind) for kind in set(kinds)}
+        for i, (name, kind) in enumerate(zip(space.names, kinds, strict=True)):
+            words = name, *lineages[kind]
             fits = (
                 place
                 for place, (pattern, _) in enumerate(self.members)
@@ -213,6 +216,26 @@ class Composite(Approximation):
                 raise ValueError(_changed(pattern))
             found.append((member, space.part(held), ranges, inner))
         return found
+
+
+def _lineage(kind: str) -> list[str]:
+    """The class of a layer and what it is derived from, below ``nn.Module``.
+
+    Only its name is known here. Of several classes with that name, what is true of all of them counts.
+    """
+    found = [kind]
+    classes = [c for c in _derived(nn.Module) if c.__name__ == kind]
+    for parent in classes[0].__mro__[1:] if classes else ():
+        if parent is not nn.Module and all(issubclass(c, parent) for c in classes):
+            found.append(parent.__name__)
+    return [name for name in found if name != "object"]
+
+
+def _derived(cls: type[nn.Module]) -> Iterator[type[nn.Module]]:
+    """All classes derived from one, some of them several times."""
+    for child in cls.__subclasses__():
+        yield child
+        yield from _derived(child)
 
 
 def _is_pair(part: object) -> bool:

@@ -26,7 +26,7 @@ class _State:
 
 @dataclass(frozen=True)
 class CountSketch(Approximation):
-    r""":math:`\tilde W = S W`, row k being :math:`\nabla_\theta \sum_{i:\,h(i)=k} \sigma(i)\,\varphi(x_i)`.
+    r"""W̃ = SW: row k is the gradient of the sign-weighted sum of φ over the examples of bucket k.
 
     One pass, no per-example gradients, unbiased: :math:`\mathbb{E}\,\tilde W^\top \tilde W = W^\top W`, and
     exactly :math:`\mathbb{E}\lVert\tilde\Omega-\Omega\rVert_F^2 = \frac1t\left[(\mathrm{tr}\,\Omega)^2 +

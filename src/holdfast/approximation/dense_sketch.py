@@ -17,7 +17,7 @@ _CHUNK = 1024  # row indices whose entries are drawn together: 400 kB for 50 row
 
 @dataclass(frozen=True)
 class DenseSketch(ProductSketch):
-    r""":math:`F = S W / \sqrt t`, every entry of S independent with mean 0 and variance 1.
+    r"""F = SW/√t, every entry of S independent with mean 0 and variance 1.
 
     Unbiased. With signs the mean-square error is that of CountSketch; with normal numbers
     :math:`\mathbb{E}\lVert\tilde\Omega-\Omega\rVert_F^2 = \frac1t\left[(\mathrm{tr}\,\Omega)^2 +

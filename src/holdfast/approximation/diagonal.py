@@ -38,7 +38,7 @@ class _Signed:
 
 @dataclass(frozen=True, repr=False)
 class Diagonal(Approximation):
-    r""":math:`\mathrm{diag}(\sum_i w_i \circ w_i)`: squares of single rows, never of a batch mean.
+    r"""diag(Σᵢ wᵢ∘wᵢ): squares of single rows, never of a batch mean.
 
     Args:
         estimate: "exact" squares every row. "signs" squares random-sign sums, whose mean is the same,

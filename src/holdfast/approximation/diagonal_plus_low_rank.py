@@ -21,7 +21,7 @@ _COLUMNS = 2**15  # columns of dropped rows at a time
 
 @dataclass(frozen=True)
 class DiagonalPlusLowRank(Approximation):
-    r""":math:`\mathrm{diag}(\Omega - F^\top F) + F^\top F`, F being that of :class:`LowRank`, in one pass.
+    r"""diag(Ω − FᵀF) + FᵀF with the F of LowRank, in one pass: no direction is free.
 
     A low rank alone leaves all but a few directions free, and an optimiser finds them. Here every entry that
     any row touches is held: the diagonal is exactly that of Ω, and F adds the leading correlations. The

@@ -1,17 +1,20 @@
 """A Kronecker product per layer, and the exact diagonal for the rest."""
 
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from holdfast import memory
 from holdfast.approximation.base import Approximation, Setting
 from holdfast.matrices import KroneckerMatrix, Offset, PSDMatrix
 from holdfast.matrices.kronecker_block import KroneckerBlock
 from holdfast.matrices.kronecker_sums import averaged, bases, cleared, nearest, recentred
 from holdfast.parameters import ParameterSpace
+from holdfast.products import add_product_
 from holdfast.regrouping import HELD_BYTES, Regrouping
 from holdfast.rows import GivenRows, RowBatch
 from holdfast.structure import LayerShape
@@ -93,6 +96,33 @@ class _Moments:
         )
 
 
+class _Held:
+    """Rows to be read again; what consecutive ones share, as those of one example do, is kept once."""
+
+    def __init__(self, rows: RowBatch) -> None:
+        columns = rows.columns or []
+        none = [c.new_empty((0, *c.shape[1:])) for c in columns]
+        self.index, self.kind = rows.index, rows.like(none, rows.index[:0])
+        given = isinstance(rows, GivenRows)  # made for this, and never the same
+        self.columns = [(column, None) if given else _once(column) for column in columns]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for pair in self.columns for t in pair if t is not None)
+
+    def rows(self) -> RowBatch:
+        columns = [c if places is None else c[places] for c, places in self.columns]
+        return self.kind.like(columns, self.index)
+
+
+def _once(column: Tensor) -> tuple[Tensor, Tensor]:
+    """A copy of the entries that differ from those before them, and which of them each entry is."""
+    flat = column.reshape(len(column), column[:1].numel())
+    new = torch.ones(len(column), dtype=torch.bool, device=column.device)
+    new[1:] = (flat[1:] != flat[:-1]).any(1)
+    return column[new], new.cumsum(0) - 1
+
+
 class _State:
     """What has been read; with a correction also the rows that the bases still wait for."""
 
@@ -104,15 +134,12 @@ class _State:
         )  # squares to be read again
         self.factors = _Factors(setting)
         self.moments: _Moments | None = None
-        self.held: list[RowBatch] = []
-        self.nbytes = 0
+        self.held: list[_Held] = []
+        self.nbytes = self.count = 0  # of what is held, and of the rows that the bases come from
+        self.told = False
         self.groups = Regrouping(1, self.emit, capacity=_BATCH)
 
     def emit(self, _: int, rows: RowBatch, signs: Tensor) -> None:
-        """Rows whose columns are used again for others."""
-        if self.corrected and self.moments is None:
-            columns = [column.clone() for column in rows.columns or ()]
-            rows = rows.like(columns, rows.index.clone())
         self.take(rows)
 
     def take(self, rows: RowBatch) -> None:
@@ -120,11 +147,13 @@ class _State:
         if not self.corrected:
             rows.read_layers(layers, self.factors, self.squares)
         elif self.moments is not None:
+            self.tell()
             rows.read_layers(layers, self.moments, self.squares)
         else:
             rows.read_layers(layers, self.factors, self.unread)
-            self.held.append(rows)
-            self.nbytes += sum(column.nbytes for column in rows.columns or ())
+            self.held.append(_Held(rows))
+            self.nbytes += self.held[-1].nbytes
+            self.count += len(rows)
             if self.nbytes > HELD_BYTES:
                 self.turn()
 
@@ -132,14 +161,25 @@ class _State:
         """Fix the bases, and read the held rows again in them."""
         count = len(self.setting.layers)
         self.moments = _Moments(self.setting, [self.factors.block(k) for k in range(count)])
-        for rows in self.held:
-            rows.read_layers(self.setting.layers, self.moments, self.squares)
+        for held in self.held:
+            held.rows().read_layers(self.setting.layers, self.moments, self.squares)
         self.held.clear()
+
+    def tell(self) -> None:
+        """Say once that the bases do not come from all of the data."""
+        if not self.told:
+            warnings.warn(
+                f"the data is larger than what is held back for correction='eigen' "
+                f"({memory.readable(HELD_BYTES)}): the bases come from its first {self.count} rows, only "
+                "the second moments from all; shuffle the data, so that these are like the others",
+                stacklevel=2,
+            )
+        self.told = True
 
 
 @dataclass(frozen=True)
 class Kronecker(Approximation):
-    r""":math:`\mathbb{E}[a a^\top] \otimes \mathbb{E}[g g^\top]` per Linear, Conv1d or Conv2d layer (K-FAC).
+    r"""E[a aᵀ] ⊗ E[g gᵀ] per Linear, Conv1d or Conv2d layer (K-FAC).
 
     a are the inputs of the layer (a bias is one more input, the constant one; a convolution's are its
     patches), g the gradients of its outputs. All other parameters (normalisation, embeddings, attention's
@@ -150,9 +190,8 @@ class Kronecker(Approximation):
     examples and positions, g gᵀ summed over the positions of an example. It is exact for one example with
     one position, and wherever inputs and gradients are independent.
 
-    On the paper's perceptron (784-1024-512-256-10, one thread, batches of 100) it keeps 2.3 numbers per
-    parameter (3.3 corrected); consolidation took 1.7 epochs of forward and backward passes (5.6), penalty and
-    gradient together 2.1 to 2.8 plain steps with Adam (4.3).
+    On the paper's perceptron (784-1024-512-256-10) it keeps 2.3 numbers per parameter (3.3 corrected).
+    What it costs is in ``results/bench``: a step in ``step.md``, beside another library in ``peers.md``.
 
     A layer that cannot be read (used twice, called without its module, batches that cannot be cut, the
     ready-made rows of SCP) is taken from its written-out rows M: Σ M Mᵀ and Σ MᵀM, divided by their common
@@ -160,9 +199,11 @@ class Kronecker(Approximation):
 
     Args:
         correction: "eigen" keeps the eigenvectors of both factors as a basis and the exact second moment
-            of the rows along each of its directions: never worse than "none" in Frobenius norm, with the
-            exact trace. For that rows are read twice: examples are held back, up to 256 MiB of them, and
-            the bases come from those; data that is larger is rotated to these bases as it arrives.
+            of the rows along each of its directions, with the exact trace. For that rows are read twice:
+            examples are held back, each once however many rows it has, up to 256 MiB of them. On data
+            that fits it is never worse than "none" in Frobenius norm. Of larger data the first examples
+            give the bases, and all of them the moments: that is said, and promised only for data in
+            random order.
         merge: What tasks become. "average" keeps one product, with both partial traces of the sum;
             "nearest" the one product nearest to the sum in Frobenius norm; "stack" all of them (exact,
             memory grows with tasks). With ``anchor="each"`` the first two keep one centre, between the
@@ -211,11 +252,12 @@ class Kronecker(Approximation):
         factors = sum(s.groups * (s.columns**2 + s.outputs**2) for s in setting.layers)
         if self.correction == "none":
             return setting.nbytes(2 * factors + setting.dim)  # with one of two sums to be divided
-        return setting.nbytes(3 * factors + 3 * setting.dim)
+        return setting.nbytes(3 * factors + 3 * setting.dim) + HELD_BYTES
 
     def add(self, old: PSDMatrix, offset: Offset, new: PSDMatrix) -> tuple[PSDMatrix, Offset]:
         assert isinstance(old, KroneckerMatrix)
         assert isinstance(new, KroneckerMatrix)
+        old = _joined(old, new)
         if self.merge == "stack":
             return old + new, offset
         merged = old.combined(new, averaged if self.merge == "average" else nearest)
@@ -245,7 +287,7 @@ def _recentred(
 
 
 def _fitted(matrix: KroneckerMatrix, space: ParameterSpace) -> KroneckerMatrix:
-    """The blocks as large as their layers are now; new outputs are free."""
+    """The blocks as large as their layers are now; new outputs and biases are free."""
     starts = {a: i for i, (a, b) in enumerate(space.ranges) if a < b}
     blocks = []
     for block in matrix.blocks:
@@ -260,12 +302,31 @@ def _fitted(matrix: KroneckerMatrix, space: ParameterSpace) -> KroneckerMatrix:
                     "another approximation"
                 )
             block = block.grown(now)
-        blocks.append(block)
+        name, _, _ = space.names[at].rpartition("weight")
+        bias = f"{name}bias"
+        if block.bias is None and bias in space.names:
+            where = space.names.index(bias)
+            if space.shapes[where] == (now,):  # not so in a class of one's own
+                block = block.biased(space.ranges[where][0])
+        blocks.append(replace(block, name=name.removesuffix(".")))
     return KroneckerMatrix.on(blocks, matrix.spread())
 
 
+def _joined(old: KroneckerMatrix, new: KroneckerMatrix) -> KroneckerMatrix:
+    """Old, with blocks for layers whose weight was free and whose bias had a diagonal."""
+    diagonal, known = old.spread(), {block.weight for block in old.blocks}
+    found = []
+    for block in new.blocks:
+        if block.weight not in known and block.bias is not None:
+            weight, bias = (diagonal[part] for part in block.entries())
+            if bool(bias.any()) and not bool(weight.any()):
+                found.append(block.of_bias(bias))
+    return KroneckerMatrix.on([*old.blocks, *found], diagonal) if found else old
+
+
 def _block(shape: LayerShape, A: Tensor, G: Tensor) -> KroneckerBlock:
-    return KroneckerBlock(shape.weight, shape.bias, A.unsqueeze(0), G.unsqueeze(0))
+    parts = A.unsqueeze(0), G.unsqueeze(0)
+    return KroneckerBlock(shape.weight, shape.bias, *parts, name=shape.name)
 
 
 def _turned(columns: Tensor, basis: Tensor) -> Tensor:
@@ -280,7 +341,7 @@ def _add_gram_(out: Tensor, columns: Tensor) -> None:
     """Add Σ c cᵀ over all rows of (b, groups, T, n) to (groups, n, n)."""
     if columns.shape[1] == 1:
         flat = columns.reshape(-1, columns.shape[3])
-        out[0].addmm_(flat.T, flat)
+        add_product_(out[0], flat.T, flat)
     else:
         flat = columns.transpose(0, 1).flatten(1, 2)
         out.baddbmm_(flat.mT, flat)

@@ -1,4 +1,4 @@
-"""A Kronecker product per layer, and a low rank across all layers for what it misses."""
+"""A low rank across all layers, and a Kronecker product per layer for what it leaves."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -32,7 +32,7 @@ class _State:
 
 @dataclass(frozen=True)
 class KroneckerPlusLowRank(Approximation):
-    r""":math:`\bigoplus_l c_l K_l + F^\top F`: :class:`Kronecker` for what F of :class:`LowRank` leaves.
+    r"""⊕ₗ cₗKₗ + FᵀF: Kronecker products for what the F of LowRank leaves.
 
     F holds the leading directions, terms between layers included; the product of a layer holds the rest of
     it, scaled so that the trace of the layer is exactly that of Ω:
@@ -40,6 +40,11 @@ class KroneckerPlusLowRank(Approximation):
     ``correction="eigen"`` what F holds is taken off direction by direction, in the eigenbasis of the layer,
     and the diagonal in that basis is exactly that of Ω. Parameters without a product get the diagonal of
     :math:`\Omega - F^\top F`. Nothing becomes negative for ``group=1``; with groups it is clamped at zero.
+
+    So F is a low rank of Ω itself, and the products are scaled down for it; it is not a sketch of the
+    residual :math:`\Omega - \bigoplus_l K_l`. That residual is indefinite, a product being too large along
+    some directions and too small along others: no :math:`F^\top F` stands for it, and with a signed low rank
+    the sum, and the penalty, could become negative. Here every term is positive semi-definite.
 
     Measured on one setup only, five perceptrons (20-32-16-5, 500 examples, sampled labels, ``group=1``): the
     penalty at the parameters after another task was off by 5 % on average at rank 5 (8 % with "eigen"), that

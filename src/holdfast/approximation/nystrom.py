@@ -27,7 +27,7 @@ class _State:
 
 @dataclass(frozen=True)
 class Nystrom(Approximation):
-    r""":math:`\hat\Omega = Y (G^\top Y)^+ Y^\top` from :math:`Y = \Omega G` with a random m × l matrix G.
+    r"""Ω̂ = Y(GᵀY)⁺Yᵀ from Y = ΩG with a random m × l matrix G.
 
     Never above Ω, exact once l reaches its rank, and with an error in trace norm of at most
     :math:`\left(1 + \frac{k}{l-k-1}\right)\sum_{j>k}\lambda_j` in the mean, for every k < l − 1.

@@ -13,7 +13,7 @@ __all__ = ["OSNAP"]
 
 @dataclass(frozen=True)
 class OSNAP(Approximation):
-    r""":math:`F = S W`; a column of S has s entries :math:`\pm 1/\sqrt s`, one in each of s blocks of rows.
+    r"""F = SW; a column of S has s entries ±1/√s, one in each of s blocks of rows.
 
     This block construction is, to the bit, ``CountSketch(size=size // nonzeros, copies=nonzeros)``:
     here the whole budget is named. The mean and the mean-square error are those of

@@ -15,7 +15,7 @@ __all__ = ["SRHT"]
 
 @dataclass(frozen=True)
 class SRHT(ProductSketch):
-    r""":math:`F = \sum_k \sqrt{B/t}\; R_k P_k H D_k W_k` over blocks :math:`W_k` of B consecutive rows.
+    r"""F = Σₖ √(B/t) Rₖ Pₖ H Dₖ Wₖ over blocks Wₖ of B consecutive rows.
 
     H is the orthonormal Hadamard matrix of size B; :math:`D_k` and :math:`R_k` are fresh random signs
     and :math:`P_k` takes t of the B rows, without replacement. A stream has no length, so blocks

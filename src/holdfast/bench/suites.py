@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from holdfast.adam import FlatAdam
-from holdfast.approximation import Approximation, CountSketch, Diagonal, LowRank
+from holdfast.approximation import Approximation, CountSketch, Diagonal, Kronecker, LowRank
 from holdfast.backpropagation import cross_entropy_gradient
 from holdfast.bench.measuring import (
     Measurement,
@@ -142,6 +142,16 @@ def _steps(
         found = ratio(partial(step, None), partial(step, penalty), pairs)
         kind = str(dtype).removeprefix("torch.")
         yield _line("step", f"{name}, {kind} / a plain step", found, target, _both(found))
+    if len(targets) == 1:
+        return
+    with warnings.catch_warnings():  # few examples will do: the time does not depend on them
+        warnings.simplefilter("ignore")
+        held = Regularizer(EWC(), Kronecker(), 1e-3).consolidate(model, [(x, y)], progress=False)
+    alone = ratio(partial(step, None), partial(held.add_grad_, model), pairs)
+    what = f"{name}, Kronecker, value and gradient alone / a plain step"
+    yield _line("step", what, alone, 3.0, _both(alone))
+    found = ratio(partial(step, None), partial(step, held), pairs)
+    yield _line("step", f"{name}, Kronecker / a plain step", found, 4.0, _both(found))
 
 
 def _own_steps(

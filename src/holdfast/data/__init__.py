@@ -21,4 +21,7 @@ __all__ = [
     "root",
 ]
 
-DATASETS: Mapping[str, ModuleType] = {"mnist": mnist, "cifar100": cifar100}  # load, fetch, missing
+DATASETS: Mapping[str, ModuleType] = {
+    "mnist": mnist,
+    "cifar100": cifar100,
+}  # load, fetch, missing, damaged

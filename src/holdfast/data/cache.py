@@ -11,7 +11,16 @@ from pathlib import Path
 if sys.platform != "win32":  # there two processes may fetch a file twice, which costs time only
     import fcntl
 
-__all__ = ["CorruptData", "DataError", "DataFile", "MissingData", "check", "exclusive", "root"]
+__all__ = [
+    "CorruptData",
+    "DataError",
+    "DataFile",
+    "MissingData",
+    "check",
+    "check_size",
+    "exclusive",
+    "root",
+]
 
 VARIABLE = "HOLDFAST_DATA"
 
@@ -60,8 +69,8 @@ def root(explicit: str | Path | None = None) -> Path:
     return base.expanduser() / "holdfast"
 
 
-def check(path: Path, file: DataFile) -> None:
-    """Refuse a file whose size or content differs from what is known.
+def check_size(path: Path, file: DataFile) -> None:
+    """Refuse a file whose size differs from what is known, without reading it.
 
     Raises:
         CorruptData: It differs; the message names the file and says what to do.
@@ -72,6 +81,15 @@ def check(path: Path, file: DataFile) -> None:
         raise CorruptData(
             f"{path} is {kind}: expected {file.size:,} bytes, got {size:,}; {_cure(path)}"
         )
+
+
+def check(path: Path, file: DataFile) -> None:
+    """Refuse a file whose size or content differs from what is known.
+
+    Raises:
+        CorruptData: It differs; the message names the file and says what to do.
+    """
+    check_size(path, file)
     with path.open("rb") as content:
         found = hashlib.file_digest(content, "sha256").hexdigest()
     if found != file.sha256:
@@ -90,11 +108,44 @@ def _cure(path: Path) -> str:
 
 @contextlib.contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """One process at a time writes into a folder; the others wait."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if sys.platform == "win32":
+    """One process at a time writes into a folder; the others wait. Nothing but what was written stays.
+
+    Raises:
+        MissingData: The folder cannot be written.
+    """
+    new = not folder.exists()
+    try:
+        lock = _lock(folder)
+    except OSError as error:
+        raise MissingData(f"{folder} cannot be written ({error.strerror or error})") from error
+    try:
         yield
-        return
-    with (folder / ".lock").open("a") as lock:  # left behind: removing it would race
+    finally:
+        if lock is not None:
+            (folder / ".lock").unlink(missing_ok=True)  # while it is ours: see _lock
+            os.close(lock)
+        if new:
+            with contextlib.suppress(OSError):  # it is in use, as it should be
+                folder.rmdir()
+
+
+def _lock(folder: Path) -> int | None:
+    """A lock that its holder removes, with the folder if that was new: who finds either gone, tries again."""
+    path = folder / ".lock"
+    while True:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if sys.platform == "win32":
+                return None
+            lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except (FileNotFoundError, FileExistsError):
+            if folder.exists() and not folder.is_dir():
+                raise
+            continue  # removed by its last holder since
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        try:
+            if os.path.samestat(os.fstat(lock), path.stat()):
+                return lock
+        except FileNotFoundError:
+            pass
+        os.close(lock)

@@ -5,10 +5,11 @@ import zipfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
+from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
 from holdfast.data import cache, restricted_pickle
@@ -17,7 +18,7 @@ from holdfast.data.cifar100_classes import CLASSES, find
 from holdfast.data.download import download
 from holdfast.data.images import Images
 
-__all__ = ["ARCHIVE", "SUBSET", "fetch", "load", "missing"]
+__all__ = ["ARCHIVE", "SUBSET", "damaged", "fetch", "load", "missing"]
 
 NAME = "cifar100"
 SUBSET = "cifar100_10cls.npz"  # ten classes only, where the archive is not to be had
@@ -65,11 +66,11 @@ def load(
             return _choose(arrays, wanted, tuple(classes), SUBSET)
     if not (place / archive.name).exists():
         if not fetching:
-            problems = ["fetching is switched off"]
-            if absent:
-                problems.append(f"{place / SUBSET} has no {', '.join(absent)}")
-            raise MissingData(_instructions(place, archive, problems))
-        fetch(folder, archive)
+            raise MissingData(_instructions(place, archive, "fetching is switched off", absent))
+        try:
+            _fetch(place, archive)
+        except MissingData as error:
+            raise MissingData(_instructions(place, archive, str(error), absent)) from error
     return _choose(_read_archive(place / archive.name, archive), wanted, tuple(classes), NAME)
 
 
@@ -78,6 +79,20 @@ def missing(folder: Path | None = None, archive: DataFile = ARCHIVE) -> list[str
     place = cache.root(folder) / NAME
     there = (place / archive.name).exists() or (place / SUBSET).exists()
     return [] if there else [archive.name]
+
+
+def damaged(folder: Path | None = None, archive: DataFile = ARCHIVE) -> list[str]:
+    """What is wrong with the files that are there, as far as it can be told without reading them."""
+    place = cache.root(folder) / NAME
+    problems = []
+    if (place / archive.name).exists():
+        try:
+            cache.check_size(place / archive.name, archive)
+        except CorruptData as error:
+            problems.append(str(error))
+    if (place / SUBSET).exists() and not zipfile.is_zipfile(place / SUBSET):
+        problems.append(f"{place / SUBSET} is truncated or not an npz file")
+    return problems
 
 
 def fetch(
@@ -89,15 +104,28 @@ def fetch(
         MissingData: It could not be fetched; the message says how to get it by hand.
     """
     place = cache.root(folder) / NAME
-    with cache.exclusive(place):
+    if not _intact(place, archive):
         try:
-            cache.check(place / archive.name, archive)
-        except (FileNotFoundError, CorruptData):
-            try:
-                download(archive, place, timeout=timeout)
-            except MissingData as error:
-                raise MissingData(_instructions(place, archive, [str(error)])) from error
+            _fetch(place, archive, timeout)
+        except MissingData as error:
+            raise MissingData(_instructions(place, archive, str(error))) from error
     return [place / archive.name]
+
+
+def _fetch(place: Path, archive: DataFile, timeout: float = 30.0) -> None:
+    """Fetch the archive, unless another process has done so in the meantime."""
+    with cache.exclusive(place):
+        if not _intact(place, archive):
+            download(archive, place, timeout=timeout)
+
+
+def _intact(place: Path, archive: DataFile) -> bool:
+    """Whether the archive is there and right."""
+    try:
+        cache.check(place / archive.name, archive)
+    except (FileNotFoundError, CorruptData):
+        return False
+    return True
 
 
 def _choose(
@@ -119,7 +147,7 @@ def _choose(
 def _read_npz(path: Path) -> Arrays:
     """The arrays of the ten-class file, with the original labels; none may hold objects."""
     try:
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+        with path.open("rb") as raw, _opened(raw, path) as file:
             names = [f"{kind}_{part}" for part in ("train", "test") for kind in ("x", "y", "fine")]
             lacking = [name for name in (*names, "class_names") if name not in file.files]
             if lacking:
@@ -131,21 +159,45 @@ def _read_npz(path: Path) -> Arrays:
         raise CorruptData(f"{path} is damaged or not an npz file ({error})") from error
     except ValueError as error:  # np.load's word for a file that is no npz
         raise CorruptData(f"{path} is not an npz file of plain arrays ({error})") from error
-    original = np.array([find(str(name)) for name in content["class_names"]])
+    original = _original_labels(content["class_names"], path)
     for part in ("train", "test"):
         x, y, fine = (content[f"{kind}_{part}"] for kind in ("x", "y", "fine"))
         _check_images(x, fine, f"{path}, {part}")
+        if y.dtype.kind not in "iu":
+            raise CorruptData(f"{path}: expected y_{part} of whole numbers, got {y.dtype}")
         right = y.shape == fine.shape and bool(np.isin(y, np.arange(len(original))).all())
         if not right or not bool((original[y] == fine).all()):
             raise CorruptData(f"{path}: y_{part} and class_names contradict fine_{part}")
     return content["x_train"], content["fine_train"], content["x_test"], content["fine_test"]
 
 
-def _array(file: Any, name: str, path: Path) -> NDArray[Any]:
+def _opened(raw: IO[bytes], path: Path) -> NpzFile:
+    """The npz file in a file; numpy would as well read a single array."""
+    file = np.load(raw, allow_pickle=False)
+    if not isinstance(file, NpzFile):
+        raise CorruptData(f"{path} is not an npz file: it holds a single array")
+    return file
+
+
+def _original_labels(names: NDArray[Any], path: Path) -> NDArray[np.int64]:
+    """The original labels of the classes an npz file names."""
+    if names.ndim != 1 or names.dtype.kind != "U":
+        raise CorruptData(
+            f"{path}: expected class_names to be a list of names, got {names.dtype} {names.shape}"
+        )
+    try:
+        return np.array([find(str(name)) for name in names], np.int64)
+    except ValueError as error:
+        raise CorruptData(f"{path}: class_names: {error}") from error
+
+
+def _array(file: NpzFile, name: str, path: Path) -> NDArray[Any]:
     """One array of an npz file."""
     try:
         array: NDArray[Any] = file[name]
     except ValueError as error:
+        if "Object arrays" not in str(error):
+            raise CorruptData(f"{path}: the array {name!r} cannot be read ({error})") from error
         raise CorruptData(
             f"{path}: the array {name!r} holds Python objects, which may run code when they are read; "
             "save it again as numbers"
@@ -192,13 +244,16 @@ def _check_images(images: NDArray[Any], fine: NDArray[Any], where: str) -> None:
         raise CorruptData(f"{where}: labels run from 0 to {len(CLASSES) - 1}, others were found")
 
 
-def _instructions(place: Path, archive: DataFile, problems: list[str]) -> str:
+def _instructions(place: Path, archive: DataFile, problem: str, absent: Sequence[str] = ()) -> str:
     """What to do by hand."""
     lines = [
-        "CIFAR-100 is not on this machine and could not be fetched.",
+        "CIFAR-100 is not on this machine and could not be fetched."
+        if not absent
+        else f"{place / SUBSET} has no {', '.join(absent)}; the archive, which has all classes, is "
+        "not on this machine and could not be fetched.",
         f"Download {archive.name}",
         f"from {' or '.join(archive.urls) or 'the page of CIFAR-100'}",
         f"into {place}",
         f"or set {cache.VARIABLE} to a folder that has it in '{NAME}'. What was tried:",
     ]
-    return "\n".join([*lines, *(f"  {line}" for p in problems for line in p.splitlines())])
+    return "\n".join([*lines, *(f"  {line}" for line in problem.splitlines())])

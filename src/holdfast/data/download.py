@@ -15,12 +15,18 @@ __all__ = ["download"]
 
 CHUNK = 2**18
 ATTEMPTS = 3  # per address, as long as each brings bytes
+
+
+class _OtherFile(Exception):
+    """An address has something else under this name."""
+
+
 FAILURES = (  # of a network; a full disk is another OSError and ends everything
     urllib.error.URLError,
     http.client.HTTPException,
     ConnectionError,
     TimeoutError,
-    CorruptData,
+    _OtherFile,
 )
 
 
@@ -45,11 +51,18 @@ def download(
     part, path = folder / f"{file.name}.part", folder / file.name
     problems = []
     for url in file.urls:
-        for _ in range(ATTEMPTS):
+        attempts = ATTEMPTS
+        while attempts:
+            attempts -= 1
             before = part.stat().st_size if part.exists() else 0
             try:
                 _continue(url, part, file, timeout, progress)
                 _accept(part, file)
+            except CorruptData:
+                problems.append(f"{url}: sent another file (size or SHA-256 differ)")
+                if not before:
+                    break  # all of it came from here: the next address
+                attempts = 1  # what was there before may be what is wrong: once more, all of it
             except FAILURES as error:
                 problems.append(f"{url}: {_reason(error)}")
                 after = part.stat().st_size if part.exists() else 0
@@ -70,6 +83,7 @@ def _continue(url: str, part: Path, file: DataFile, timeout: float, progress: bo
     if have:
         request.add_header("Range", f"bytes={have}-")
     with urllib.request.urlopen(request, timeout=timeout) as answer:
+        _check_length(answer, file)
         continued = answer.status == 206 and _starts_at(answer, have)
         if have and answer.status == 206 and not continued:
             part.unlink()  # bytes of another place: begin again at the next attempt
@@ -88,8 +102,26 @@ def _continue(url: str, part: Path, file: DataFile, timeout: float, progress: bo
 
 def _chunks(answer: IO[bytes]) -> Iterator[bytes]:
     """The body as it arrives."""
-    while chunk := answer.read(CHUNK):
+    while True:
+        try:
+            chunk = answer.read(CHUNK)
+        except FAILURES:
+            raise
+        except OSError as error:  # of TLS, of the route; writing is not in here
+            raise ConnectionError(f"{type(error).__name__}: {error}") from error
+        if not chunk:
+            return
         yield chunk
+
+
+def _check_length(answer: http.client.HTTPResponse, file: DataFile) -> None:
+    """Refuse what announces another size, such as the page of a login, before a byte of it is kept."""
+    if answer.status == 206:
+        size = _range(answer).rpartition("/")[2]
+    else:
+        size = answer.headers.get("Content-Length", "")
+    if size.isdecimal() and int(size) != file.size:
+        raise _OtherFile(f"sent another file ({int(size):,} bytes instead of {file.size:,})")
 
 
 def _accept(part: Path, file: DataFile) -> None:
@@ -115,6 +147,6 @@ def _reason(error: Exception) -> str:
     """The failure of an address in one line."""
     if isinstance(error, urllib.error.HTTPError):
         return f"HTTP {error.code} {error.reason}"
-    if isinstance(error, CorruptData):
-        return "sent another file (size or SHA-256 differ)"
+    if isinstance(error, _OtherFile):
+        return str(error)
     return f"{type(error).__name__}: {getattr(error, 'reason', None) or error}"

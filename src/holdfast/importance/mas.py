@@ -12,7 +12,7 @@ __all__ = ["MAS"]
 
 @dataclass(frozen=True)
 class MAS(Importance):
-    r"""Sensitivity of the outputs, :math:`\varphi(x) = \lVert f(x; \theta) \rVert_2^2`; needs no labels.
+    r"""Sensitivity of the outputs, φ(x) = ‖f(x; θ)‖²; needs no labels.
 
     Args:
         outputs: f is the ``"logits"``, or their ``"softmax"`` (the original code of the paper).

@@ -1,7 +1,7 @@
 /* Products with a factor F (t rows, ld apart) that is stored in bfloat16 or int8, and a step of Adam with
  * its penalty: one read of F each, widened in registers, accumulated in float32. Reading fewer bytes is the whole
- * gain, so the arithmetic must keep up with memory: four rows and eight columns at a time, in blocks of columns
- * whose sums stay in the cache and which are long enough for the processor to fetch ahead. */
+ * gain, so the arithmetic must keep up with memory: several rows and a register of columns at a time, in blocks of
+ * columns whose sums stay in the cache and which are long enough for the processor to fetch ahead. */
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -9,9 +9,14 @@
 #include <immintrin.h>
 #endif
 
+#ifdef __AVX512F__
+enum { LANES = 16 }; /* numbers in a register */
+#else
+enum { LANES = 8 };
+#endif
 enum { BLOCK = 16384, STEP = 8192 }; /* columns of a product, and bytes of a row while it is stepped */
 
-typedef float eight __attribute__((vector_size(32), aligned(4), may_alias));
+typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
 static inline float widen_bfloat16(uint16_t x) {
     uint32_t bits = (uint32_t)x << 16;
@@ -24,33 +29,44 @@ static inline float widen_int8(int8_t x) { return (float)x; }
 
 static inline float widen_float32(float x) { return x; }
 
-static inline eight load_float32(const float *p) { return *(const eight *)p; }
+static inline lanes load_float32(const float *p) { return *(const lanes *)p; }
 
-#ifdef __AVX2__ /* compilers widen bytes by a detour */
-static inline eight load_int8(const int8_t *p) {
-    return (eight)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+#if defined(__AVX512F__) /* compilers widen bytes by a detour */
+static inline lanes load_int8(const int8_t *p) {
+    return (lanes)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
 
-static inline eight load_bfloat16(const uint16_t *p) {
+static inline lanes load_bfloat16(const uint16_t *p) {
+    __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
+    return (lanes)_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+#elif defined(__AVX2__)
+static inline lanes load_int8(const int8_t *p) {
+    return (lanes)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+
+static inline lanes load_bfloat16(const uint16_t *p) {
     __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
-    return (eight)_mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+    return (lanes)_mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
 #else
-static inline eight load_int8(const int8_t *p) {
-    eight x;
-    for (int i = 0; i < 8; i++) x[i] = widen_int8(p[i]);
+static inline lanes load_int8(const int8_t *p) {
+    lanes x;
+    for (int i = 0; i < LANES; i++) x[i] = widen_int8(p[i]);
     return x;
 }
 
-static inline eight load_bfloat16(const uint16_t *p) {
-    eight x;
-    for (int i = 0; i < 8; i++) x[i] = widen_bfloat16(p[i]);
+static inline lanes load_bfloat16(const uint16_t *p) {
+    lanes x;
+    for (int i = 0; i < LANES; i++) x[i] = widen_bfloat16(p[i]);
     return x;
 }
 #endif
 
-static inline float total(eight x) {
-    return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
+static inline float total(lanes x) {
+    float sum = 0;
+    for (int i = 0; i < LANES; i++) sum += x[i];
+    return sum;
 }
 
 /* project: u += F d.    lift: g += alpha * F' u, the last columns first: they are still in the cache. */
@@ -61,10 +77,10 @@ static inline float total(eight x) {
             const float *x = d + first;                                                               \
             for (; k + 4 <= t; k += 4) {                                                              \
                 const TYPE *a = F + k * ld + first, *b = a + ld, *c = b + ld, *e = c + ld;            \
-                eight v0 = {0}, v1 = {0}, v2 = {0}, v3 = {0};                                         \
+                lanes v0 = {0}, v1 = {0}, v2 = {0}, v3 = {0};                                         \
                 int64_t j = 0;                                                                        \
-                for (; j + 8 <= width; j += 8) {                                                      \
-                    eight y = load_float32(x + j);                                                    \
+                for (; j + LANES <= width; j += LANES) {                                              \
+                    lanes y = load_float32(x + j);                                                    \
                     v0 += load_##NAME(a + j) * y;                                                     \
                     v1 += load_##NAME(b + j) * y;                                                     \
                     v2 += load_##NAME(c + j) * y;                                                     \
@@ -81,9 +97,10 @@ static inline float total(eight x) {
             }                                                                                         \
             for (; k < t; k++) {                                                                      \
                 const TYPE *a = F + k * ld + first;                                                   \
-                eight v = {0};                                                                        \
+                lanes v = {0};                                                                        \
                 int64_t j = 0;                                                                        \
-                for (; j + 8 <= width; j += 8) v += load_##NAME(a + j) * load_float32(x + j);         \
+                for (; j + LANES <= width; j += LANES)                                                \
+                    v += load_##NAME(a + j) * load_float32(x + j);                                    \
                 float s = total(v);                                                                   \
                 for (; j < width; j++) s += widen_##NAME(a[j]) * x[j];                                \
                 u[k] += s;                                                                            \
@@ -97,21 +114,26 @@ static inline float total(eight x) {
         for (int64_t first = (n - 1) / BLOCK * BLOCK; first >= 0; first -= BLOCK) {                   \
             int64_t width = n - first < BLOCK ? n - first : BLOCK, k = 0;                             \
             memset(sum, 0, width * sizeof *sum);                                                      \
-            for (; k + 4 <= t; k += 4) {                                                              \
-                const TYPE *a = F + k * ld + first, *b = a + ld, *c = b + ld, *e = c + ld;            \
-                float u0 = u[k], u1 = u[k + 1], u2 = u[k + 2], u3 = u[k + 3];                         \
+            for (; k + 8 <= t; k += 8) {                                                              \
+                const TYPE *row[8];                                                                   \
+                for (int i = 0; i < 8; i++) row[i] = F + (k + i) * ld + first;                        \
                 int64_t j = 0;                                                                        \
-                for (; j + 8 <= width; j += 8)                                                        \
-                    *(eight *)(sum + j) += u0 * load_##NAME(a + j) + u1 * load_##NAME(b + j) +        \
-                                           u2 * load_##NAME(c + j) + u3 * load_##NAME(e + j);         \
+                for (; j + LANES <= width; j += LANES) {                                              \
+                    lanes even = load_float32(sum + j), odd = {0};                                    \
+                    for (int i = 0; i < 8; i += 2) { /* two chains, which do not wait */              \
+                        even += u[k + i] * load_##NAME(row[i] + j);                                   \
+                        odd += u[k + i + 1] * load_##NAME(row[i + 1] + j);                            \
+                    }                                                                                 \
+                    *(lanes *)(sum + j) = even + odd;                                                 \
+                }                                                                                     \
                 for (; j < width; j++)                                                                \
-                    sum[j] += u0 * widen_##NAME(a[j]) + u1 * widen_##NAME(b[j]) +                     \
-                              u2 * widen_##NAME(c[j]) + u3 * widen_##NAME(e[j]);                      \
+                    for (int i = 0; i < 8; i++) sum[j] += u[k + i] * widen_##NAME(row[i][j]);         \
             }                                                                                         \
             for (; k < t; k++) {                                                                      \
                 const TYPE *a = F + k * ld + first;                                                   \
                 int64_t j = 0;                                                                        \
-                for (; j + 8 <= width; j += 8) *(eight *)(sum + j) += u[k] * load_##NAME(a + j);      \
+                for (; j + LANES <= width; j += LANES)                                                \
+                    *(lanes *)(sum + j) += u[k] * load_##NAME(a + j);                                 \
                 for (; j < width; j++) sum[j] += u[k] * widen_##NAME(a[j]);                           \
             }                                                                                         \
             for (int64_t j = 0; j < width; j++) g[first + j] += alpha * sum[j];                       \

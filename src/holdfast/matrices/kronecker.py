@@ -57,7 +57,13 @@ class KroneckerMatrix(PSDMatrix):
                 weight_at, bias_at, name = key.split(".")
                 parts.setdefault((weight_at, bias_at), {})[name] = tensor
         blocks = [
-            KroneckerBlock(int(w), None if b == "-" else int(b), **found)
+            KroneckerBlock(
+                int(w),
+                None if b == "-" else int(b),
+                found["inputs"],
+                found["outputs"],
+                found.get("values"),
+            )
             for (w, b), found in parts.items()
         ]
         return cls(blocks, tensors["rest"])
@@ -145,13 +151,13 @@ class KroneckerMatrix(PSDMatrix):
             one, two = mine.get(at), others.get(at)
             if one is not None and two is not None:
                 if one.place != two.place:
-                    raise ValueError(_changed(one, str(two.place)))
+                    raise ValueError(_changed(one, two))
                 blocks.append(rule(one, two))
                 continue
             block, uncovered = (one, other) if one is not None else (two, self)
             assert block is not None
             if any(bool(uncovered.spread()[part].any()) for part in block.entries()):
-                raise ValueError(_changed(block, "a diagonal"))
+                raise ValueError(_changed(block))
             blocks.append(block)
         return KroneckerMatrix.on(blocks, self.spread() + other.spread())
 
@@ -192,8 +198,24 @@ def _uncovered(blocks: Sequence[KroneckerBlock], dim: int) -> Tensor:
     return free.nonzero().squeeze(1)
 
 
-def _changed(block: KroneckerBlock, now: str) -> str:
+def _changed(block: KroneckerBlock, other: KroneckerBlock | None = None) -> str:
+    """Why a layer's parts of two matrices cannot be added, and what to do."""
+    names = [b.name for b in (block, other) if b is not None and b.name is not None]
+    layer = f"the layer at entry {block.weight}"
+    if names:
+        layer = f"the layer {names[0]}" if names[0] else "the network's only layer"
+    if other is None:
+        how = "is a matrix of its own in one of the two tasks and has a diagonal in the other (its weight "
+        how += "is shared with another layer there, or its class is not one of Linear, Conv1d, Conv2d)"
+    else:
+        how = f"was {_size(block)} and is {_size(other)}"
     return (
-        f"the layer at entry {block.weight} is {block.place} (weight, bias, groups, outputs, columns) "
-        f"in one matrix and {now} in the other: they cannot be added; consolidate without previous="
+        f"{layer} {how}: their Kronecker products cannot be added; keep the layer as it was, "
+        "consolidate without previous=, or use another approximation for all tasks, such as Diagonal()"
     )
+
+
+def _size(block: KroneckerBlock) -> str:
+    _, bias, groups, outputs, columns = block.place
+    size = f"{outputs} x {columns}{'' if bias is None else ' with its bias'}"
+    return size if groups == 1 else f"{groups} groups of {size}"

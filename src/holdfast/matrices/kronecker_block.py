@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from holdfast.matrices.base import compute_dtype
+from holdfast.products import linear, multiply_
 
 __all__ = ["KroneckerBlock"]
 
@@ -30,6 +31,7 @@ class KroneckerBlock:
         inputs: A (or its basis), (terms, groups, columns, columns).
         outputs: G (or its basis), (terms, groups, outputs, outputs).
         values: The second moments along both bases, (terms, groups, outputs, columns); or None.
+        name: The path of the layer where it is known: for messages, not stored.
     """
 
     weight: int
@@ -37,6 +39,7 @@ class KroneckerBlock:
     inputs: Tensor
     outputs: Tensor
     values: Tensor | None = None
+    name: str | None = None
 
     @property
     def place(self) -> tuple[int, int | None, int, int, int]:
@@ -98,9 +101,14 @@ class KroneckerBlock:
                 (part[term, 0] if alone else part[term]).to(v.dtype)
                 for part in self.parts.values()
             )
-            left = G @ V if not values else G @ ((G.mT @ V) @ A).mul_(values[0])
+            if values:
+                left = _times(G, _times(_times(G.mT, V), A).mul_(values[0]))
+            else:
+                left = _times(G, V)
             right = A.mT if values else A
-            if term == 0:
+            if term == 0 and alone:
+                multiply_(product, left, right)
+            elif term == 0:
                 torch.matmul(left, right, out=product)
             elif alone:
                 product.addmm_(left, right)
@@ -158,6 +166,28 @@ class KroneckerBlock:
         wide.diagonal(dim1=2, dim2=3)[..., -more:] = 1  # a basis stays one
         return replace(self, outputs=wide, values=functional.pad(self.values, (0, 0, 0, more)))
 
+    def biased(self, bias: int) -> "KroneckerBlock":
+        """The block of a layer without a bias that has one now, which is free."""
+        inputs = functional.pad(self.inputs, (0, 1, 0, 1))
+        if self.values is None:
+            return replace(self, bias=bias, inputs=inputs)
+        inputs[..., -1, -1] = 1  # a basis stays one
+        return replace(self, bias=bias, inputs=inputs, values=functional.pad(self.values, (0, 1)))
+
+    def of_bias(self, diagonal: Tensor) -> "KroneckerBlock":
+        """A block in the same place that is a diagonal on the bias and zero on the weight."""
+        A, G = torch.zeros_like(self.inputs[:1]), torch.zeros_like(self.outputs[:1])
+        held = diagonal.to(G).view(1, *G.shape[1:3])
+        if self.values is None:
+            A[..., -1, -1] = 1
+            G.diagonal(dim1=2, dim2=3).copy_(held)
+            return replace(self, inputs=A, outputs=G)
+        for basis in (A, G):
+            basis.diagonal(dim1=2, dim2=3).fill_(1)
+        values = torch.zeros_like(self.values[:1])
+        values[..., -1] = held
+        return replace(self, inputs=A, outputs=G, values=values)
+
     def dense(self) -> Tensor:
         """Every group's block written out, (groups, entries, entries)."""
         dtype = compute_dtype(self.inputs)
@@ -170,6 +200,10 @@ class KroneckerBlock:
             S = self.values.to(dtype).flatten(2)[:, :, None, None]
             product = torch.einsum("tgikr,tgjlr->gikjl", turn * S, turn)
         return product.reshape(len(product), outputs * columns, outputs * columns)
+
+
+def _times(a: Tensor, b: Tensor) -> Tensor:
+    return linear(a, b.t()) if a.ndim == 2 else a @ b
 
 
 def _traces(matrices: Tensor) -> Tensor:

@@ -60,6 +60,8 @@ def plan_presets(
     request: Request,
     score: Score,
     first_seed: Mapping[str, int] | None = None,
+    *,
+    in_turn: bool = False,
 ) -> list[Job]:
     """The jobs of several presets: the first group of cells of every preset, then the second, and so on.
 
@@ -68,13 +70,19 @@ def plan_presets(
         request: What the caller wants.
         score: What the searches go by.
         first_seed: Where the reported seeds of a preset begin, if not at 0.
+        in_turn: One cell after another, and one preset after another, where they differ much in cost:
+            what has been run by any time is then complete.
     """
     wanted: dict[str, Experiment] = {}
-    cells = {preset: list(groups(preset, request)) for preset in request.presets}
-    for index in range(max(map(len, cells.values()))):
-        for preset, own in cells.items():
-            if index < len(own) and (index == 0 or request.extras):
-                first = (first_seed or {}).get(preset, 0)
-                runs = plan(own[index], range(first, first + request.seeds), score)
-                wanted |= {run.id: run for run in runs}
+    cells = [
+        (index, preset, own)
+        for preset in request.presets
+        for index, own in enumerate(groups(preset, request))
+        if index == 0 or request.extras
+    ]
+    for _, preset, own in cells if in_turn else sorted(cells, key=lambda cell: cell[0]):
+        first = (first_seed or {}).get(preset, 0)
+        seeds = range(first, first + request.seeds)
+        for part in [[cell] for cell in own] if in_turn else [own]:
+            wanted |= {run.id: run for run in plan(part, seeds, score)}
     return [RunExperiment(run) for run in wanted.values()]

@@ -22,7 +22,9 @@ from holdfast.training import Training
 
 __all__ = ["CIFAR100Recipe"]
 
-EPOCHS = 30  # per task; neither the paper nor its code says how many
+# Per task; neither the paper nor its code says how many. Fixed before any penalty was run: the validation
+# accuracy of the plain network on the first task is 90.7 % over epochs 21 to 30 (benchmarks/wide_resnet.py).
+EPOCHS = 30
 TUNING_SEEDS = (100,)  # one: a run takes an hour
 AVERAGE = MovingAverage(new=0.25)  # with two tasks there is one matrix, taken whole
 
@@ -102,7 +104,10 @@ def _fair(smoke: bool) -> Iterator[list[Cell]]:
 
 def _base(preset: str, smoke: bool) -> Experiment:
     """A run without a regularizer."""
-    stream, model = CIFAR100Shift(), WideResNet(depth=16, width=4, dropout=0.2, classes=5)
+    stream = CIFAR100Shift()
+    # bfloat16 takes 0.45 of a float32 step; on one seed float32 was 1.2 points better over the last ten
+    # epochs, where single epochs scatter by 4.7: benchmarks/wide_resnet.py
+    model = WideResNet(depth=16, width=4, dropout=0.2, classes=5, autocast=True)
     training = Training(epochs=EPOCHS, batch_size=64, lr=1e-3)
     if smoke:
         stream = dataclasses.replace(

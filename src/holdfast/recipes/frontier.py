@@ -5,14 +5,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
 from holdfast.approximation import (
+    OSNAP,
+    SRHT,
     Approximation,
     BlockDiagonal,
     CountSketch,
+    DenseSketch,
     Diagonal,
     DiagonalPlusLowRank,
     Kronecker,
     KroneckerPlusLowRank,
     LowRank,
+    Nystrom,
 )
 from holdfast.configuration import lookup
 from holdfast.data import mnist
@@ -23,7 +27,7 @@ from holdfast.jobs import Job
 from holdfast.models import MLP
 from holdfast.recipes.cells import Cell, plan_presets
 from holdfast.recipes.recipe import Recipe, Request, Score
-from holdfast.recipes.tuning import SEEDS, Tuning
+from holdfast.recipes.tuning import SEEDS, SHORT, Tuning
 from holdfast.regularizer import Regularizer
 from holdfast.streams import PermutedMNIST, Toy
 from holdfast.training import Training
@@ -42,9 +46,9 @@ class FrontierRecipe(Recipe):
     summary: ClassVar[str] = "accuracy against memory: every approximation at every budget"
     presets: ClassVar[Mapping[str, str]] = {
         "ten-tasks": "ten permutations of MNIST, one epoch a task, λ chosen on validation data",
+        "toy": "the five tasks in the plane, λ chosen on validation data",
         "twenty-tasks": "the strongest of them on twenty permutations, λ chosen again",
         "fifty-tasks": "the strongest of them on fifty permutations, λ chosen again",
-        "toy": "the five tasks in the plane, λ chosen on validation data",
     }
 
     def example(self, preset: str, smoke: bool = False) -> Experiment:
@@ -52,7 +56,7 @@ class FrontierRecipe(Recipe):
         return _held(_base(preset, smoke), Kronecker())
 
     def jobs(self, request: Request, score: Score) -> Sequence[Job]:
-        return plan_presets(_groups, request, score)
+        return plan_presets(_groups, request, score, in_turn=True)
 
 
 def _groups(preset: str, request: Request) -> Iterator[list[Cell]]:
@@ -61,21 +65,22 @@ def _groups(preset: str, request: Request) -> Iterator[list[Cell]]:
     ends = [Cell(base)]
     if preset in ("toy", "ten-tasks"):  # longer streams learn thousands of epochs at once
         ends.append(Cell(dataclasses.replace(base, mode="joint")))
-    tiers = _tiers() if preset in ("toy", "ten-tasks") else [_strongest()]
-    tiers = [_strongest()[:2]] if smoke else tiers
+    longest = [*_strongest(), Kronecker(correction="eigen")]
+    tiers = _tiers() if preset in ("toy", "ten-tasks") else [longest]
+    tiers = [_strongest()[::4]] if smoke else tiers
     for index, tier in enumerate(tiers):
         cells = [_tuned(base, approximation, smoke) for approximation in tier]
         yield [cell.adjusted(request) for cell in (cells + ends if index == 0 else cells)]
 
 
 def _strongest() -> list[Approximation]:
-    """What is compared on every stream, from few floats per parameter to many."""
+    """What is compared on every stream, the most telling first."""
     return [
         Kronecker(),
-        KroneckerPlusLowRank(rank=2),
         Diagonal(),
-        LowRank(50),
         CountSketch(50),
+        LowRank(50),
+        KroneckerPlusLowRank(rank=2),
     ]
 
 
@@ -91,7 +96,15 @@ def _tiers() -> list[list[Approximation]]:
     for budget in BUDGETS:
         sizes += [LowRank(budget), CountSketch(budget), DiagonalPlusLowRank(rank=budget - 1)]
     blocks: list[Approximation] = [BlockDiagonal(budget) for budget in (*BUDGETS, 50)]
-    return [_strongest(), together, sizes, blocks]
+    small: list[Approximation] = [LowRank(1), CountSketch(1), LowRank(2), CountSketch(2)]
+    small += [DiagonalPlusLowRank(rank=1), KroneckerPlusLowRank(rank=1, correction="eigen")]
+    large: list[Approximation] = [KroneckerPlusLowRank(rank=22), KroneckerPlusLowRank(rank=47)]
+    # Other factors of the same size: what they cost and lose is in benchmarks/families.py.
+    families: list[Approximation] = []
+    for size in (10, 50):
+        families += [Nystrom(size), LowRank(size, shrink=True), DenseSketch(size)]
+        families += [OSNAP(size), SRHT(size)]
+    return [_strongest(), together, sizes, blocks, small, large, families]
 
 
 def _base(preset: str, smoke: bool) -> Experiment:
@@ -133,4 +146,4 @@ def _tuned(base: Experiment, approximation: Approximation, smoke: bool) -> Cell:
         return Cell(method, Tuning(method, range(6, 7), SEEDS[:1], widest=(6, 6)))
     if isinstance(base.stream, Toy):
         return Cell(method, Tuning(method))
-    return Cell(method, Tuning(method, range(4, 9), SEEDS[:1]))  # one seed: a search takes hours
+    return Cell(method, Tuning(method, SHORT, SEEDS[:1]))  # one seed: a search takes hours

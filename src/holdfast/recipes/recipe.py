@@ -61,6 +61,11 @@ class Recipe(ABC):
     def example(self, preset: str, smoke: bool = False) -> Experiment:
         """One experiment of a preset, to be changed and run on its own."""
 
+    @property
+    def default(self) -> str:
+        """The preset that is meant where none is named."""
+        return "paper" if "paper" in self.presets else next(iter(self.presets))
+
     def choose_presets(self, name: str) -> tuple[str, ...]:
         """The presets behind a name: itself, or all of them."""
         if name == "all":

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from holdfast.experiment import Experiment
 from holdfast.recipes.recipe import Score
 
-__all__ = ["GRID", "SEEDS", "Tuning", "strength"]
+__all__ = ["GRID", "SEEDS", "SHORT", "Tuning", "strength"]
 
 GRID = range(3, 10)  # exponents in halves: 10^1.5 to 10^4.5, seven values
+SHORT = range(4, 7)  # 10^2 to 10^3, where a run takes minutes and best strengths lie far apart
 SEEDS = (100, 101, 102)
 WIDEST = (-12, 24)  # 10^-6 to 10^12: beyond, a strength is no strength any more
 

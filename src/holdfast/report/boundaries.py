@@ -95,7 +95,7 @@ def _draw(
         left = column * step_x
         final = 100 * metrics.average_accuracy(run.result.test)
         name = setting.label.split(" (")[0]
-        axes.text(left + across / 2, -8, f"{name}  {final:.1f} %", ha="center", va="bottom")
+        axes.text(left + across / 2, -8, f"{name}\n{final:.1f} %", ha="center", va="bottom")
         for task in range(tasks):
             top = task * step_y
             picture = maps[task][::-1] / 255  # row 0 of a map is its lowest y
@@ -113,7 +113,7 @@ def _draw(
     axes.tick_params(length=0)
     for spine in axes.spines.values():
         spine.set_visible(False)
-    axes.set_title(title, pad=22)
+    axes.set_title(title, pad=34)
 
 
 def _ellipse(

@@ -9,6 +9,7 @@ from holdfast.augmentation import Augmentation
 from holdfast.data import cifar100
 from holdfast.report import pairs, sections, tasks
 from holdfast.report.blocks import Figure, Section
+from holdfast.report.choice import choice
 from holdfast.report.figures import panel
 from holdfast.report.loading import Study
 from holdfast.streams.cifar100_shift import MEAN, STD, CIFAR100Shift, normalise
@@ -39,8 +40,8 @@ def cifar100_sections(study: Study) -> list[Section]:
         *sections.learning(study),
         *_tasks(study),
         *_samples(study),
-        sections.choice(study),
-        sections.reading(),
+        choice(study),
+        sections.reading(study),
     ]
 
 
@@ -76,13 +77,22 @@ def _samples(study: Study) -> list[Section]:
             )
         )
     caption = (
-        "The first training image of each class and five draws of what training sees of it: "
-        "mirrored, moved by up to 4 pixels, with a square of 8 × 8 cut out. Importance and accuracy "
-        "are computed on images as they are."
+        f"The first training image of each class and {COPIES} draws of what training sees of it: "
+        f"{_changes(stream.augmentation)}. Importance and accuracy are computed on images as they "
+        "are."
     )
     return [
         Section("samples", "Images", [Figure("augmentation", "Augmentation", panels, caption)])
     ]
+
+
+def _changes(augmentation: Augmentation) -> str:
+    """What is done to an image, in words."""
+    side, far = augmentation.cutout, augmentation.translate
+    said = ["mirrored"] if augmentation.flip else []
+    said += [f"moved by up to {far} pixels"] if far else []
+    said += [f"with a square of {side} × {side} cut out"] if side else []
+    return ", ".join(said) or "as it is"
 
 
 def _images(

@@ -12,7 +12,7 @@ from typing import Literal
 
 from holdfast.report.blocks import Cell, Column, Table, Tone, signed
 from holdfast.report.loading import Study
-from holdfast.report.measures import ENOUGH_SEEDS, Summary, standard_error
+from holdfast.report.measures import Summary, standard_error
 from holdfast.report.paper import Printed
 
 __all__ = ["Claim", "Finding", "Verdict", "above_zero", "count", "near", "not_run", "table"]
@@ -52,13 +52,13 @@ def not_run(what: str = "not run") -> Finding:
     return Finding("—", "undecided", what)
 
 
-def above_zero(values: Summary | None, unit: str = "points") -> Finding:
+def above_zero(values: Summary | None, enough: int, unit: str = "points") -> Finding:
     """Decide "the difference is positive": by the 95 % interval, and only with enough seeds."""
     if values is None:
         return not_run()
     said = f"{signed(values.mean).text} {unit}"
-    if values.count < ENOUGH_SEEDS:
-        return Finding(said, "undecided", f"{values.count} of {ENOUGH_SEEDS} seeds")
+    if values.count < enough:
+        return Finding(said, "undecided", f"{values.count} of {enough} seeds")
     between = f"95 %: {signed(values.low).text} to {signed(values.high).text}"
     if values.low > 0:
         return Finding(said, "holds", between)

@@ -26,10 +26,12 @@ __all__ = [
 def printed(study: Study, setting: Setting) -> Printed | None:
     """The paper's number, where the setting is the one it was printed for (or may have been).
 
-    Which normalisation of the flattened diagonal made the printed number is open: both count.
+    The paper's diagonal is the flattened one; which normalisation of it made the printed number is
+    open: both count. A correct diagonal in its place stands beside the number as well.
     """
     candidate = setting.preset == "original-code" and setting.flattened is not None
-    return setting.paper if setting in study.primaries or candidate else None
+    known = setting in study.primaries or setting in study.companions
+    return setting.paper if known or candidate else None
 
 
 def compared(ours: Summary | None, paper: Printed | None) -> tuple[float | None, float | None]:
@@ -71,11 +73,12 @@ def paper_cell(value: Printed | None, digits: int = 1) -> Cell:
     return Cell() if value is None else plus_minus(value.value, value.spread, digits)
 
 
-def method(setting: Setting) -> Cell:
-    """Importance and approximation; sorted in the order of the tables."""
+def method(setting: Setting, name: str = "") -> Cell:
+    """Importance and approximation, or another name of it; sorted in the order of the tables."""
+    name = name or setting.label
     if setting.importance is None:
-        return Cell(setting.label, f"~{setting.label}")
-    text = f"{words(setting.importance)} · {setting.label}"
+        return Cell(name, f"~{name}")
+    text = f"{words(setting.importance)} · {name}"
     return Cell(text, "".join(f"{part!s:>12}" for part in setting.order[1:4]))
 
 

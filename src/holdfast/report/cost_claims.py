@@ -6,7 +6,7 @@ from functools import partial
 from holdfast.report.blocks import size
 from holdfast.report.claims import Claim, Finding, not_run
 from holdfast.report.loading import Study
-from holdfast.report.measures import median_seconds
+from holdfast.report.measures import median_seconds, work_seconds
 from holdfast.report.settings import Setting, words
 
 __all__ = ["COST_CLAIMS"]
@@ -40,11 +40,6 @@ def _consolidation(setting: Setting) -> float:
     return median_seconds(setting, "consolidation")
 
 
-def _whole(setting: Setting) -> float:
-    """Seconds of training and consolidation: evaluation is the experiment's, not the method's."""
-    return median_seconds(setting, "training") + median_seconds(setting, "consolidation")
-
-
 def _more_computation(study: Study, preset: str, costly: Key) -> Finding:
     """Seconds of consolidation against the sketch's."""
     found = _worst(study, preset, costly, SKETCH, _consolidation)
@@ -57,14 +52,14 @@ def _more_computation(study: Study, preset: str, costly: Key) -> Finding:
 
 def _unaffordable(study: Study, preset: str, costly: Key) -> Finding:
     """Seconds of the whole run, or bytes of the penalty, against the sketch's."""
-    seconds = _worst(study, preset, costly, SKETCH, _whole)
+    seconds = _worst(study, preset, costly, SKETCH, work_seconds)
     memory = _worst(study, preset, costly, SKETCH, _bytes)
     if seconds is None or memory is None:
         return not_run()
     a, b, slower = seconds
     c, d, larger = memory
     said = (
-        f"{words(a.importance)}: {_whole(a):.0f} s a run, sketched {_whole(b):.0f} s; "
+        f"{words(a.importance)}: {work_seconds(a):.0f} s a run, sketched {work_seconds(b):.0f} s; "
         f"{size(_bytes(c)).text}, sketched {size(_bytes(d)).text}"
     )
     much = slower > MUCH or larger > MUCH

@@ -6,18 +6,32 @@ style sheet for dark surroundings. Text stays text, so the page's font and size 
 """
 
 import io
+import math
 import re
-from collections.abc import Callable, Iterator
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.report.blocks import Panel
+from holdfast.report.settings import Setting
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "STYLE", "colour", "panel", "power", "tidy"]
+__all__ = [
+    "COLOURS",
+    "STYLE",
+    "colour",
+    "height",
+    "legend",
+    "line",
+    "panel",
+    "power",
+    "tidy",
+    "wrapped",
+]
 
 # name -> (light, dark). No two light values are equal: they are replaced by name.
 COLOURS: dict[str, tuple[str, str]] = {
@@ -32,9 +46,14 @@ COLOURS: dict[str, tuple[str, str]] = {
     "diagonal_plus_low_rank": ("#6d8b00", "#b5d34a"),
     "kronecker": ("#6a3fc4", "#ab8cf5"),
     "kronecker_plus_low_rank": ("#b3261e", "#f2807a"),
+    "osnap": ("#2f8fd0", "#8accff"),
+    "srht": ("#0097a7", "#5fdbe8"),
+    "dense_sketch": ("#5b6fd6", "#a3b0ff"),
+    "nystrom": ("#8a5a2b", "#d3a574"),
     "full": ("#3b4148", "#c5cbd1"),
     "baseline": ("#838c94", "#7e8890"),
 }
+_WRAP = 30  # characters of a name in a legend of two columns
 _FONT = "system-ui, 'Segoe UI', 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
@@ -69,6 +88,13 @@ def colour(approximation: str | None, rank: int | None = None) -> str:
     return COLOURS.get(name or "", COLOURS["baseline"])[0]
 
 
+def line(setting: Setting) -> str:
+    """A method is solid, the flattened diagonal dash-dotted, the two ends of the scale dashed, dotted."""
+    if setting.approximation is None:
+        return ":" if setting.mode == "joint" else "--"
+    return "-." if setting.flattened else "-"
+
+
 def power(value: float) -> str:
     """A decimal power as text, without the mathematics mode that would bring its own font."""
     return "10" + f"{value:.3g}".translate(str.maketrans("-.0123456789", "⁻·⁰¹²³⁴⁵⁶⁷⁸⁹"))
@@ -79,6 +105,27 @@ def tidy(axes: "Axes", *, grid: Literal["x", "y", "both"] = "y") -> None:
     axes.set_axisbelow(True)
     axes.tick_params(length=3)
     axes.grid(visible=True, axis=grid)
+
+
+def wrapped(name: str) -> str:
+    """A name that fits into half the width of a picture."""
+    return "\n".join(textwrap.wrap(name, _WRAP))
+
+
+def height(names: Iterable[str]) -> float:
+    """Inches for one pair of axes and a legend of two columns below it."""
+    lines = sum(wrapped(name).count("\n") + 1 for name in names)
+    return 3.5 + 0.18 * math.ceil((lines + 1) / 2)
+
+
+def legend(canvas: "Figure") -> None:
+    """The legend below the axes, long names on several lines."""
+    handles, labels = [], []
+    for axes in canvas.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles.append(handle)
+            labels.append(wrapped(label))
+    canvas.legend(handles, labels, loc="outside lower center", ncols=2, handlelength=2.4)
 
 
 @contextmanager

@@ -1,16 +1,27 @@
 """The report of the frontier: accuracy against memory and against time."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from holdfast.report import sections, tasks
-from holdfast.report.blocks import Column, Figure, Missing, Section, Table, number
+from holdfast.report.blocks import Block, Column, Figure, Section, Table, number
+from holdfast.report.budgets import best_at_every_budget
+from holdfast.report.choice import choice
 from holdfast.report.comparison import count, method, statistics, strength
-from holdfast.report.figures import colour, panel, tidy
+from holdfast.report.figures import colour, height, legend, line, panel, tidy
 from holdfast.report.loading import Study
-from holdfast.report.measures import finals, median_seconds, summary
+from holdfast.report.measures import (
+    finals,
+    floats,
+    mean_accuracy,
+    median_seconds,
+    summary,
+    work_seconds,
+)
+from holdfast.report.naming import epochs, names
 from holdfast.report.settings import Setting, words
+from holdfast.report.standard import scale
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,127 +35,138 @@ TITLES = {
     "fifty-tasks": "Fifty permutations of MNIST",
     "toy": "Five tasks in the plane",
 }
+_MARKERS = ("o", "s", "^", "D")  # of families that share a colour
+_LINES = ("-", "--", ":", "-.")  # from few epochs to many
 
 
-def floats(setting: Setting) -> float:
-    """Floats per parameter of the matrix alone: without the anchor, which every method has."""
-    if setting.approximation is None:
-        return 0.0
-    return max(run.result.floats_per_parameter for run in setting.runs) - 1
-
-
-def plain_seconds(study: Study, preset: str) -> float | None:
-    """Seconds of a run in which nothing is held."""
-    for setting in study.reported(preset):
-        if setting.approximation is None and setting.mode == "sequential":
-            return median_seconds(setting, "total")
+def plain_seconds(study: Study, preset: str, like: Setting | None = None) -> float | None:
+    """Seconds of a run in which nothing is held, at the scale of the tables or of a setting."""
+    for setting in study.baselines(preset, every_scale=like is not None):
+        same = like is None or scale(setting.experiment) == scale(like.experiment)
+        if setting.mode == "sequential" and same:
+            return work_seconds(setting)
     return None
 
 
 def frontier_sections(study: Study) -> list[Section]:
     """All sections, in order."""
-    found = [_preset(study, preset) for preset in TITLES if preset in study.presets]
-    missing = [
-        Missing(f"The preset `{preset}` was not run.", f"{study.command()} --preset {preset}")
-        for preset in TITLES
-        if preset not in study.presets
-    ]
-    summary = [tasks.scale(study), sections.runs(study)[0], *missing]
     return [
-        Section("summary", "Summary", summary),
-        *found,
-        sections.choice(study),
-        sections.reading(),
+        Section("summary", "Summary", [tasks.scale(study), *sections.runs(study)]),
+        *(_preset(study, preset) for preset in sorted(study.presets, key=_place)),
+        choice(study),
+        sections.reading(study),
     ]
+
+
+def _place(preset: str) -> tuple[int, str]:
+    known = list(TITLES)
+    return known.index(preset) if preset in known else len(known), preset
+
+
+def _title(preset: str) -> str:
+    return TITLES.get(preset, preset)
 
 
 def _preset(study: Study, preset: str) -> Section:
-    settings = sorted(study.reported(preset), key=lambda s: (floats(s), s.order))
-    return Section(
-        f"frontier-{preset}",
-        TITLES[preset],
-        [_figure(study, preset, settings), _table(study, preset, settings)],
-    )
+    found = [*study.sized(preset), *study.baselines(preset, every_scale=True)]
+    settings = sorted(found, key=lambda s: (epochs(s), floats(s), s.order))
+    if not settings:
+        return Section(f"frontier-{preset}", _title(preset), [])
+    named = names(settings)
+    blocks: list[Block] = [
+        _figure(preset, settings, named),
+        best_at_every_budget(study, preset, settings, named),
+        _table(study, preset, settings, named),
+    ]
+    return Section(f"frontier-{preset}", _title(preset), blocks)
 
 
-def _table(study: Study, preset: str, settings: Sequence[Setting]) -> Table:
-    plain = plain_seconds(study, preset)
+def _table(
+    study: Study, preset: str, settings: Sequence[Setting], named: Mapping[Setting, str]
+) -> Table:
     rows = []
     for setting in settings:
-        total = median_seconds(setting, "total")
+        total, plain = work_seconds(setting), plain_seconds(study, preset, setting)
         rows.append(
             [
-                method(setting),
+                method(setting, named[setting]),
                 number(floats(setting), 1),
+                number(4 * floats(setting), 1),
                 statistics(summary(list(finals(setting).values()))),
                 count(len(setting.runs)),
+                count(epochs(setting)),
                 strength(setting),
                 number(total, 0),
                 number(total / plain if plain else None, 2),
                 number(median_seconds(setting, "consolidation"), 0),
             ]
         )
+    alike = len({scale(s.experiment) for s in settings}) == 1
+    same = (
+        "Same stream, epochs, grid of strengths and seeds" if alike else "Same grid of strengths"
+    )
     return Table(
         f"frontier-{preset}",
         f"Average accuracy after the last task, per cent: `{preset}`",
         [
             Column("Method", numeric=False),
-            Column("Floats", help="Per parameter, the anchor not counted"),
+            Column("Floats", help="32-bit numbers per parameter, the anchor not counted"),
+            Column("Bytes", help="Of the matrix per parameter: a bfloat16 takes two, an int8 one"),
             Column("Accuracy", help="Mean ± standard deviation over seeds"),
             Column("Seeds"),
+            Column("Epochs", help="A task is learnt for"),
             Column("λ", help="Chosen on validation data, with seeds of its own"),
-            Column("Seconds", help="Of one run, on a machine that also did other work"),
+            Column("Seconds", help="Processor time of training and consolidation in one run"),
             Column("× plain", help="Seconds beside those of a run in which nothing is held"),
             Column("Matrix", help="Seconds of consolidation in it"),
         ],
         rows,
-        "Same stream, epochs, grid of strengths and seeds for every method.",
+        f"{same} for every method.",
         study.command(preset),
     )
 
 
-def _figure(study: Study, preset: str, settings: Sequence[Setting]) -> Figure:
+def _figure(preset: str, settings: Sequence[Setting], named: Mapping[Setting, str]) -> Figure:
     held = [s for s in settings if s.approximation is not None]
-    said = "; ".join(f"{s.label} {_mean(s):.1f} per cent at {floats(s):.1f} floats" for s in held)
+    said = "; ".join(
+        f"{named[s]} {mean_accuracy(s):.1f} per cent at {floats(s):.1f} floats" for s in held
+    )
+    tall = height({_family(s, settings) for s in settings})
     panels = [
         panel(
             f"frontier-{preset}",
-            f"Average accuracy against floats per parameter, {TITLES[preset]}: {said}",
-            partial(_memory, settings=settings, title=TITLES[preset]),
-            height=4.4,
+            f"Average accuracy against floats per parameter, {_title(preset)}: {said}",
+            partial(_memory, settings=settings, named=named, title=_title(preset)),
+            height=tall,
         ),
         panel(
             f"frontier-seconds-{preset}",
-            f"Average accuracy against the seconds of a run, {TITLES[preset]}",
-            partial(_seconds, settings=settings, title=TITLES[preset]),
-            height=4.4,
+            f"Average accuracy against the seconds of a run, {_title(preset)}",
+            partial(_seconds, settings=settings, title=_title(preset)),
+            height=tall,
         ),
     ]
     return Figure(
         f"frontier-{preset}",
         f"Accuracy against memory and time: {preset}",
         panels,
-        "Mean over seeds with one standard deviation. Left: floats per parameter beside the anchor, on "
-        "a logarithmic scale; dashed: nothing is held; dotted: all tasks at once. Right: seconds of "
-        "a whole run, consolidation included.",
+        "Mean over seeds with one standard deviation. Left: 32-bit numbers per parameter beside the "
+        "anchor, on a logarithmic scale; dashed: nothing is held; dotted: all tasks at once. Right: "
+        "processor time of training and consolidation in one run.",
     )
 
 
-def _mean(setting: Setting) -> float:
-    values = list(finals(setting).values())
-    return sum(values) / len(values)
-
-
-def _memory(canvas: "Canvas", settings: Sequence[Setting], title: str) -> None:
+def _memory(
+    canvas: "Canvas", settings: Sequence[Setting], named: Mapping[Setting, str], title: str
+) -> None:
     axes = canvas.subplots()
     _draw(axes, settings, [floats(s) for s in settings])
     for setting in settings:
         if setting.approximation is None:
-            line = ":" if setting.mode == "joint" else "--"
-            mean = _mean(setting)
-            axes.axhline(
-                mean, color=colour(None), ls=line, lw=1, label=f"{setting.label} {mean:.1f}"
-            )
+            mean = mean_accuracy(setting)
+            label = f"{named[setting]} {mean:.1f}"
+            width = 0.8 + 0.8 * _lengths(settings).index(epochs(setting))
+            axes.axhline(mean, color=colour(None), ls=line(setting), lw=width, label=label)
     axes.set_xscale("log")
     ticks = [1, 2, 5, 10, 25, 50]
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
@@ -153,24 +175,33 @@ def _memory(canvas: "Canvas", settings: Sequence[Setting], title: str) -> None:
     axes.set_ylabel("average accuracy, %")
     axes.set_title(title)
     tidy(axes)
-    canvas.legend(loc="outside lower center", ncols=2)
+    legend(canvas)
 
 
 def _seconds(canvas: "Canvas", settings: Sequence[Setting], title: str) -> None:
     axes = canvas.subplots()
-    _draw(axes, settings, [median_seconds(s, "total") for s in settings])
-    axes.set_xlabel("seconds of a run")
+    _draw(axes, settings, [work_seconds(s) for s in settings])
+    axes.set_xlabel("seconds of training and consolidation")
     axes.set_ylabel("average accuracy, %")
     axes.set_title(title)
     tidy(axes)
-    canvas.legend(loc="outside lower center", ncols=2)
+    legend(canvas)
 
 
-def _family(setting: Setting) -> str:
+def _lengths(settings: Sequence[Setting]) -> list[int]:
+    """Epochs a task, ascending."""
+    return sorted({epochs(s) for s in settings})
+
+
+def _family(setting: Setting, settings: Sequence[Setting]) -> str:
     """Members that differ in their budget alone are joined by a line."""
-    parameters = setting.part("approximation")
-    fields = (parameters.get("correction"), parameters.get("merge"))
-    variant = [str(field) for field in fields if field in ("eigen", "stack")]
+    if setting.approximation is None:
+        return setting.label
+    variant = list(setting.variant)
+    variant += [setting.storage] if setting.storage != "float32" else []
+    variant += [f"from {setting.limit:,} examples"] if setting.limit is not None else []
+    if len(_lengths(settings)) > 1:
+        variant.append(f"{epochs(setting)} epoch{'s' * (epochs(setting) > 1)}")
     return ", ".join([words(setting.approximation), *variant])
 
 
@@ -179,18 +210,24 @@ def _draw(axes: "Axes", settings: Sequence[Setting], places: Sequence[float]) ->
     families: dict[str, list[tuple[float, Setting]]] = {}
     for setting, place in zip(settings, places, strict=True):
         if setting.approximation is not None:
-            families.setdefault(_family(setting), []).append((place, setting))
+            families.setdefault(_family(setting, settings), []).append((place, setting))
+    used: dict[str, int] = {}
     for name, members in families.items():
+        first = members[0][1]
         values = [summary(list(finals(s).values())) for _, s in members]
         known = [(x, v) for (x, _), v in zip(members, values, strict=True) if v is not None]
+        shade, length = colour(first.approximation), _lengths(settings).index(epochs(first))
         axes.errorbar(
             [x for x, _ in known],
             [v.mean for _, v in known],
             yerr=[v.std if v.count > 1 else 0 for _, v in known],
-            color=colour(members[0][1].approximation),
+            color=shade,
             label=name,
-            marker="o" if "," not in name else "s",
+            marker=_MARKERS[used.setdefault(shade, 0) % len(_MARKERS)],
+            ls=_LINES[length % len(_LINES)],
+            mfc="none" if length else shade,  # hollow: learnt for longer
             ms=4,
             capsize=2,
             lw=1.2,
         )
+        used[shade] += 1

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.report.headline import headlines, primaries
+from holdfast.report.command import command
+from holdfast.report.headline import baselines, companions, headlines, primaries, sized
 from holdfast.report.selection import Selection, selections
 from holdfast.report.settings import PRESET_ORDER, Run, Setting, group
+from holdfast.report.standard import enough_seeds
 from holdfast.results import load_all
 
 __all__ = ["Fisher", "Study", "read"]
@@ -70,6 +72,16 @@ class Study:
         return primaries(self.settings)
 
     @cached_property
+    def companions(self) -> list[Setting]:
+        """The flattened diagonals beside the correct ones of the paper's table."""
+        return companions(self.settings)
+
+    @cached_property
+    def enough(self) -> int:
+        """Seeds below which this study decides nothing."""
+        return enough_seeds(self.recipe)
+
+    @cached_property
     def selections(self) -> dict[str, Selection]:
         """The tuned strengths."""
         return selections(self.settings)
@@ -77,6 +89,24 @@ class Study:
     def reported(self, preset: str) -> list[Setting]:
         """The settings of a preset that are reported: neither tuning nor single tasks."""
         return [s for s in self.settings if s.preset == preset and s.role == "report"]
+
+    def shown(self, preset: str) -> list[Setting]:
+        """The rows of the paper's table and the flattened diagonals beside them."""
+        found = [s for s in (*self.primaries, *self.companions) if s.preset == preset]
+        return sorted(found, key=lambda setting: setting.order)
+
+    def sized(self, preset: str) -> list[Setting]:
+        """Every approximation at every size and every scale, each at its chosen strength."""
+        return [s for s in self._sized if s.preset == preset]
+
+    @cached_property
+    def _sized(self) -> list[Setting]:
+        return sized(self.settings)
+
+    def baselines(self, preset: str, *, every_scale: bool = False) -> list[Setting]:
+        """No regularisation and joint training, as far as they were run."""
+        found = baselines(self.settings, every_scale=every_scale)
+        return [s for s in found if s.preset == preset]
 
     def alone(self, preset: str) -> dict[int, list[float]]:
         """By seed, the accuracy on every task of a network trained on that task alone."""
@@ -99,14 +129,7 @@ class Study:
 
     def command(self, preset: str | None = None) -> str:
         """The command that makes (or resumes) what is shown."""
-        words = ["holdfast", "reproduce", self.recipe]
-        if preset is not None:
-            words += ["--preset", preset]
-            presets = self.presets if preset == "all" else (preset,)
-            reported = [s for name in presets for s in self.reported(name)]
-            seeds = max((len(s.runs) for s in reported), default=0)
-            words += ["--seeds", str(seeds)] if seeds else []
-        return " ".join(words)
+        return command(self.recipe, {p: self.reported(p) for p in self.presets}, preset)
 
 
 def _index(order: Sequence[str], name: str) -> int:

@@ -10,20 +10,19 @@ from holdfast.metrics import Summary
 from holdfast.report.settings import Run, Setting
 
 __all__ = [
-    "ENOUGH_SEEDS",
     "Summary",
     "by_seed",
     "difference",
     "finals",
     "first_task_drop",
+    "floats",
+    "mean_accuracy",
     "median_seconds",
     "standard_error",
     "summary",
     "transfer",
+    "work_seconds",
 ]
-
-ENOUGH_SEEDS = 20  # the spread over seeds is 5 to 10 points: fewer decide nothing
-
 
 # Finding the quantile takes 0.15 s and a report asks for hundreds of intervals, over few counts.
 _quantile = functools.cache(metrics.student_quantile)
@@ -59,6 +58,18 @@ def finals(setting: Setting) -> dict[int, float]:
     return by_seed(setting, lambda run: metrics.average_accuracy(run.result.test))
 
 
+def mean_accuracy(setting: Setting) -> float:
+    """The mean of :func:`finals`."""
+    return statistics.fmean(finals(setting).values())
+
+
+def floats(setting: Setting) -> float:
+    """32-bit numbers per parameter of the matrix alone: without the anchor, which every method has."""
+    if setting.approximation is None:
+        return 0.0
+    return max(run.result.floats_per_parameter for run in setting.runs) - 1
+
+
 def first_task_drop(setting: Setting) -> dict[int, float]:
     """How much of the first task is lost by the end, by seed, in points."""
     return by_seed(setting, lambda run: run.result.test[0][0] - run.result.test[-1][0])
@@ -70,6 +81,11 @@ def median_seconds(setting: Setting, part: str) -> float:
     The median over runs: a run that shared its core with other work counts as one, whatever it took.
     """
     return statistics.median(run.result.seconds[part] for run in setting.runs)
+
+
+def work_seconds(setting: Setting) -> float:
+    """Seconds of training and consolidation: evaluation is the experiment's, not the method's."""
+    return median_seconds(setting, "training") + median_seconds(setting, "consolidation")
 
 
 def transfer(setting: Setting, alone: Mapping[int, Sequence[float]]) -> dict[str, Summary | None]:

@@ -3,10 +3,12 @@
 from collections.abc import Iterator
 
 from holdfast.report.blocks import Cell, Column, Table, Tone, signed
-from holdfast.report.comparison import count, method
+from holdfast.report.comparison import count, method, printed
 from holdfast.report.loading import Study
-from holdfast.report.measures import ENOUGH_SEEDS, Summary, difference, finals
+from holdfast.report.measures import Summary, difference, finals
+from holdfast.report.naming import names
 from holdfast.report.settings import Setting, words
+from holdfast.report.standard import scale
 
 __all__ = ["PAIRS", "decision", "differences", "main_comparison"]
 
@@ -21,22 +23,28 @@ PAIRS: tuple[tuple[Key, Key], ...] = (
     (("low_rank", 50), ("diagonal", None)),
     (("full", None), ("diagonal", None)),
     (("block_diagonal", None), ("diagonal", None)),
+    (("kronecker", None), ("low_rank", 50)),
+    (("kronecker", None), ("count_sketch", None)),
+    (("kronecker", None), ("diagonal", None)),
 )
 
 
-def decision(values: Summary | None, first: str, second: str, expected: float = 1.0) -> Cell:
+def decision(
+    values: Summary | None, first: str, second: str, enough: int, expected: float = 1.0
+) -> Cell:
     """Who wins, or why nobody does: too few seeds, or an interval that contains zero.
 
     Args:
         values: The paired differences, first minus second.
         first: Name of the first method.
         second: Name of the second method.
+        enough: Seeds below which nothing is decided.
         expected: The paper's difference; a decision with the other sign is marked as contrary.
     """
     if values is None:
         return Cell("undecided", "1", "not run", "open")
-    if values.count < ENOUGH_SEEDS:
-        return Cell("undecided", "1", f"{values.count} of {ENOUGH_SEEDS} seeds", "open")
+    if values.count < enough:
+        return Cell("undecided", "1", f"{values.count} of {enough} seeds", "open")
     if values.low <= 0 <= values.high:
         return Cell("undecided", "1", "", "open")
     winner, sign = (first, 1) if values.low > 0 else (second, -1)
@@ -47,11 +55,10 @@ def decision(values: Summary | None, first: str, second: str, expected: float = 
 def differences(study: Study, preset: str) -> Table | None:
     """Paired differences between the methods of a preset on the same seeds."""
     rows = []
+    named = names(study.shown(preset))
     for importance in dict.fromkeys(s.importance for s in study.primaries if s.preset == preset):
         for a, b, name in _compared(study, preset, str(importance)):
-            theirs = None
-            if a.paper and b.paper and b in study.primaries:
-                theirs = a.paper.value - b.paper.value
+            theirs = _printed(study, a, b)
             left, right = finals(a), finals(b)
             values = difference(left, right)
             wins = sum(left[seed] > right[seed] for seed in left.keys() & right.keys())
@@ -59,7 +66,7 @@ def differences(study: Study, preset: str) -> Table | None:
             rows.append(
                 [
                     Cell(
-                        f"{words(importance)} · {a.label} − {name}",
+                        f"{words(importance)} · {named[a]} − {name}",
                         f"{method(a).value}{method(b).value}{name}",
                     ),
                     signed(theirs),
@@ -67,7 +74,9 @@ def differences(study: Study, preset: str) -> Table | None:
                     _between(values),
                     count(shared),
                     Cell(f"{wins} of {shared}", wins / shared if shared else None),
-                    decision(values, a.label, name, 1.0 if theirs is None else theirs),
+                    decision(
+                        values, a.label, name, study.enough, 1.0 if theirs is None else theirs
+                    ),
                 ]
             )
     if not rows:
@@ -85,7 +94,7 @@ def differences(study: Study, preset: str) -> Table | None:
             Column("Decision", numeric=False, help="Green as printed, red the other way round"),
         ],
         rows,
-        f"Undecided: fewer than {ENOUGH_SEEDS} seeds, or an interval that contains 0.",
+        _undecided(study),
         study.command(preset),
     )
 
@@ -93,21 +102,39 @@ def differences(study: Study, preset: str) -> Table | None:
 def _compared(
     study: Study, preset: str, importance: str
 ) -> Iterator[tuple[Setting, Setting, str]]:
-    """The pairs that were run; in `original-code` also the sketch against the correct diagonal."""
+    """The pairs that were run; the sketch against the other kinds of diagonal as well."""
+    named = names(study.shown(preset))
     for one, two in PAIRS:
         a, b = study.find(preset, importance, *one), study.find(preset, importance, *two)
         if a and b:
-            yield a, b, b.label
+            yield a, b, named[b]
     sketch = study.find(preset, importance, "count_sketch")
-    flattened = study.find(preset, importance, "diagonal")
+    own = study.find(preset, importance, "diagonal")
+    if sketch is None or own is None:
+        return
     for other in study.reported(preset):
         same = other.importance == importance and other.approximation == "diagonal"
-        plain = other.history == "moving_average" and other.anchor == "latest"
-        if sketch and flattened and flattened.flattened and same and plain:
-            if other.flattened is None:
-                yield sketch, other, "Correct diagonal"
-            elif other is not flattened:
-                yield sketch, other, f"Diagonal ÷ {other.flattened}"
+        if other in study.companions and same:
+            yield sketch, other, named[other]
+        elif same and own.flattened and other is not own and _alike(other, own):
+            how = f"Diagonal ÷ {other.flattened}" if other.flattened else "Correct diagonal"
+            yield sketch, other, how
+
+
+def _alike(one: Setting, two: Setting) -> bool:
+    """Whether two diagonals differ in nothing that the sketch beside them does not differ in."""
+    same_scale = scale(one.experiment) == scale(two.experiment)
+    return same_scale and (one.history, one.anchor) == (two.history, two.anchor)
+
+
+def _printed(study: Study, one: Setting, two: Setting) -> float | None:
+    """The difference of two printed means."""
+    a, b = printed(study, one), printed(study, two)
+    return a.value - b.value if a and b else None
+
+
+def _undecided(study: Study) -> str:
+    return f"Undecided: fewer than {study.enough} seeds, or an interval that contains 0."
 
 
 def _between(values: Summary | None) -> Cell:
@@ -119,27 +146,24 @@ def _between(values: Summary | None) -> Cell:
 def main_comparison(study: Study) -> Table | None:
     """The paper's main claim on one screen: sketched against diagonal, every preset."""
     rows: list[list[Cell]] = []
-    for preset in study.presets:
-        for importance in dict.fromkeys(s.importance for s in study.primaries):
-            a = study.find(preset, str(importance), "count_sketch")
-            b = study.find(preset, str(importance), "diagonal")
-            values = difference(finals(a), finals(b)) if a and b else None
-            if a is None or b is None or values is None:
-                continue
-            theirs = a.paper.value - b.paper.value if a.paper and b.paper else None
-            means = [sum(finals(s).values()) / len(s.runs) for s in (a, b)]
-            rows.append(
-                [
-                    Cell(f"`{preset}` · {words(importance)}", f"{len(rows):03d}"),
-                    signed(theirs),
-                    Cell(f"{means[0]:.1f}", means[0]),
-                    Cell(f"{means[1]:.1f}", means[1]),
-                    signed(values.mean),
-                    _between(values),
-                    count(values.count),
-                    decision(values, "Sketched", "Diagonal"),
-                ]
-            )
+    for preset, importance, a, b in _sketched_and_diagonal(study):
+        values = difference(finals(a), finals(b))
+        if values is None:
+            continue
+        means = [sum(finals(s).values()) / len(s.runs) for s in (a, b)]
+        kind = ", flattened diagonal" if b in study.companions else ""
+        rows.append(
+            [
+                Cell(f"`{preset}` · {words(importance)}{kind}", f"{len(rows):03d}"),
+                signed(_printed(study, a, b)),
+                Cell(f"{means[0]:.1f}", means[0]),
+                Cell(f"{means[1]:.1f}", means[1]),
+                signed(values.mean),
+                _between(values),
+                count(values.count),
+                decision(values, "Sketched", "Diagonal", study.enough),
+            ]
+        )
     if not rows:
         return None
     return Table(
@@ -153,9 +177,19 @@ def main_comparison(study: Study) -> Table | None:
             Column("Difference"),
             Column("95 % interval"),
             Column("Seeds"),
-            Column("Decision", numeric=False, help=f"None on fewer than {ENOUGH_SEEDS} seeds"),
+            Column("Decision", numeric=False, help=f"None on fewer than {study.enough} seeds"),
         ],
         rows,
-        f"Undecided: fewer than {ENOUGH_SEEDS} seeds, or an interval that contains 0.",
+        _undecided(study),
         study.command("all"),
     )
+
+
+def _sketched_and_diagonal(study: Study) -> Iterator[tuple[str, str, Setting, Setting]]:
+    """Every preset's sketch with its diagonal, and with the flattened one where both were run."""
+    for preset in study.presets:
+        for importance in dict.fromkeys(str(s.importance) for s in study.primaries):
+            sketch = study.find(preset, importance, "count_sketch")
+            for other in study.shown(preset):
+                if sketch and (other.importance, other.approximation) == (importance, "diagonal"):
+                    yield preset, importance, sketch, other

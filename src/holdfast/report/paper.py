@@ -20,10 +20,15 @@ __all__ = [
 ]
 
 
-def paper_seeds(recipe: str, preset: str) -> range:
-    """The paper's "5 runs with different random seeds", as the authors' files number them."""
-    first = FIRST_SEED.get(preset, 0) if recipe == "permuted-mnist" else 0
-    return range(first, first + 5)
+def paper_seeds(recipe: str, preset: str) -> range | None:
+    """The paper's "5 runs with different random seeds", as the authors' files number them.
+
+    None where they are not known, or where a preset's seeds are others.
+    """
+    if recipe == "toy":
+        return range(5)
+    first = FIRST_SEED.get(preset) if recipe == "permuted-mnist" else None
+    return None if first is None else range(first, first + 5)
 
 
 @dataclass(frozen=True)

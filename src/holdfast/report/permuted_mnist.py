@@ -1,8 +1,11 @@
 """The report of the study on permuted MNIST (section 5.2 and appendix B.2 of the paper)."""
 
 from holdfast.report import pairs, sections, tasks
-from holdfast.report.blocks import Missing, Section
+from holdfast.report.blocks import Block, Missing, Section
+from holdfast.report.choice import choice
+from holdfast.report.equal_memory import at_equal_memory
 from holdfast.report.loading import Study
+from holdfast.report.longer_stream import longer_stream
 from holdfast.report.sketch_size import sketch_sizes
 
 __all__ = ["permuted_mnist_sections"]
@@ -31,12 +34,24 @@ def permuted_mnist_sections(study: Study) -> list[Section]:
         Section("summary", "Summary", sections.present(summary)),
         *sections.accuracy(study, ABOUT),
         sections.differences(study),
+        _memory(study),
         *sections.learning(study),
         *_tasks(study),
         _sizes(study),
-        sections.choice(study),
-        sections.reading(),
+        choice(study),
+        sections.reading(study),
     ]
+
+
+def _memory(study: Study) -> Section:
+    """Who wins in the memory it takes, and whether that holds when memory is short."""
+    tables = [at_equal_memory(study, preset) for preset in ("fair", "twenty-tasks")]
+    blocks: list[Block] = sections.present(
+        [*tables, *longer_stream(study, "fair", "twenty-tasks")]
+    )
+    command = f"{study.command()} --preset fair --seeds {study.enough}"
+    missing = Missing("The comparison at equal memory was not run.", command)
+    return Section("memory", "At equal memory", blocks or [missing])
 
 
 def _tasks(study: Study) -> list[Section]:

@@ -1,6 +1,6 @@
-"""The figures every study has: accuracies, differences, curves over epochs, sensitivity to λ."""
+"""The figures every study has: accuracies, differences, curves over epochs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -8,25 +8,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast import metrics
-from holdfast.report.blocks import Figure, Panel
-from holdfast.report.comparison import printed, strength_text
-from holdfast.report.figures import COLOURS, colour, panel, power, tidy
+from holdfast.report.blocks import Figure
+from holdfast.report.comparison import printed
+from holdfast.report.figures import COLOURS, colour, height, legend, line, panel, tidy, wrapped
 from holdfast.report.loading import Study
 from holdfast.report.measures import difference, finals, summary
+from holdfast.report.naming import names
 from holdfast.report.pairs import PAIRS
-from holdfast.report.selection import Selection, cell
 from holdfast.report.settings import Setting, words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
-__all__ = ["accuracies", "curves", "differences", "sensitivity"]
+__all__ = ["accuracies", "curves", "differences"]
 
+Row = list[tuple[str, str, metrics.Summary]]  # preset, name of the pair, its differences
 INK, SOFT, RULE = (COLOURS[name][0] for name in ("ink", "soft", "rule"))
 _MARKS = {
     "paper": ("o", COLOURS["count_sketch"][0]),
     "original-code": ("s", COLOURS["diagonal"][0]),
+    "fair": ("D", COLOURS["low_rank"][0]),
+    "sketch-size": ("^", COLOURS["block_diagonal"][0]),
+    "twenty-tasks": ("v", COLOURS["kronecker"][0]),
 }
+_STEP = 0.15  # inches between the presets of a row
 _POINTS = 150  # of a curve: more cannot be seen, and every one is text in the page
 
 
@@ -36,13 +41,12 @@ def _importances(settings: Sequence[Setting]) -> list[str]:
 
 def accuracies(study: Study, preset: str) -> Figure | None:
     """Every seed, the mean with its 95 % interval, and the paper's number, per method."""
-    settings = [s for s in study.primaries if s.preset == preset]
+    settings = study.shown(preset)
     if not settings:
         return None
-    baselines = [s for s in study.reported(preset) if s.importance is None]
     panels = []
     for importance in _importances(settings):
-        members = [s for s in settings if s.importance == importance] + baselines
+        members = [s for s in settings if s.importance == importance] + study.baselines(preset)
         title = f"{words(importance)}, {preset}"
         panels.append(
             panel(
@@ -82,7 +86,8 @@ def _dots(canvas: "Canvas", study: Study, settings: Sequence[Setting], title: st
         paper = printed(study, setting)
         if paper:
             axes.plot([paper.value], [place], "D", ms=6, mfc="none", mec=INK, mew=1.2)
-    axes.set_yticks(range(len(settings)), [s.label for s in settings])
+    named = names(settings)
+    axes.set_yticks(range(len(settings)), [wrapped(named[s]) for s in settings])
     axes.tick_params(axis="y", length=0, labelcolor=INK)
     axes.set_ylim(len(settings) - 0.5, -0.5)
     seen = [line.get_xdata(orig=True) for line in axes.lines if line.get_linestyle() == "None"]
@@ -98,17 +103,7 @@ def differences(study: Study) -> Figure | None:
     """Forest plot: paired differences with 95 % intervals, all presets side by side."""
     panels = []
     for importance in _importances(study.primaries):
-        found = []
-        for one, two in PAIRS[:5]:
-            row = []
-            for preset in study.presets:
-                a = study.find(preset, importance, *one)
-                b = study.find(preset, importance, *two)
-                values = difference(finals(a), finals(b)) if a and b else None
-                if values is not None and a and b:
-                    row.append((preset, f"{_short(a)} − {_short(b)}", values))
-            if row:
-                found.append(row)
+        found = [row for row in _compared(study, importance) if row]
         if found:
             panels.append(
                 panel(
@@ -120,7 +115,7 @@ def differences(study: Study) -> Figure | None:
                         for preset, name, values in row
                     ),
                     partial(_forest, rows=found, title=words(importance)),
-                    height=1.3 + 0.5 * len(found),
+                    height=1.5 + len(found) * _row_height(found),
                 )
             )
     if not panels:
@@ -134,22 +129,47 @@ def differences(study: Study) -> Figure | None:
     )
 
 
+def _compared(study: Study, importance: str) -> Iterator[Row]:
+    """A row per pair, with every preset that both were run in."""
+    for one, two in PAIRS:
+        row = []
+        for preset in study.presets:
+            a = study.find(preset, importance, *one)
+            row += _difference(preset, a, study.find(preset, importance, *two))
+        yield row
+    for other in study.companions:
+        if other.importance == importance:
+            sketch = study.find(other.preset, importance, "count_sketch")
+            yield _difference(other.preset, sketch, other)
+
+
+def _difference(preset: str, a: Setting | None, b: Setting | None) -> Row:
+    values = difference(finals(a), finals(b)) if a and b else None
+    if a is None or b is None or values is None:
+        return []
+    return [(preset, f"{_short(a)} − {_short(b)}", values)]
+
+
+def _row_height(rows: Sequence[Sequence[object]]) -> float:
+    """Inches of a row of the forest plot: room for all of its presets."""
+    return max(0.5, _STEP * (0.8 + max(map(len, rows))))
+
+
 def _short(setting: Setting) -> str:
     return setting.label.split(" (")[0]
 
 
-def _forest(
-    canvas: "Canvas", rows: Sequence[Sequence[tuple[str, str, metrics.Summary]]], title: str
-) -> None:
+def _forest(canvas: "Canvas", rows: Sequence[Row], title: str) -> None:
     from matplotlib.lines import Line2D
 
     axes = canvas.subplots()
     axes.axvline(0, color=SOFT, lw=1)
     seen: dict[str, Line2D] = {}
+    step = _row_height(rows)
     for place, row in enumerate(rows):
         for offset, (preset, _, values) in enumerate(row):
-            mark, shade = _MARKS.get(preset, ("D", COLOURS["low_rank"][0]))
-            y = place + 0.24 * (offset - (len(row) - 1) / 2)
+            mark, shade = _MARKS.get(preset, ("P", COLOURS["full"][0]))
+            y = place + _STEP / step * (offset - (len(row) - 1) / 2)
             if values.count > 1:
                 axes.plot([values.low, values.high], [y, y], color=shade, lw=1.8)
             (seen[preset],) = axes.plot([values.mean], [y], mark, color=shade, ms=5.5)
@@ -160,25 +180,24 @@ def _forest(
     axes.set_title(title)
     axes.spines["left"].set_visible(False)
     tidy(axes, grid="x")
-    canvas.legend(seen.values(), seen.keys(), loc="outside lower center", ncols=len(seen))
+    canvas.legend(seen.values(), seen.keys(), loc="outside lower center", ncols=3)
 
 
 def curves(study: Study, preset: str) -> Figure | None:
     """Average accuracy on the tasks seen so far after every epoch, mean and spread."""
-    settings = [s for s in study.primaries if s.preset == preset]
+    settings = study.shown(preset)
     if not settings:
         return None
-    plain = [s for s in study.reported(preset) if s.importance is None and s.mode != "joint"]
     panels = []
     for importance in _importances(settings):
-        members = [s for s in settings if s.importance == importance] + plain
+        members = [s for s in settings if s.importance == importance] + study.baselines(preset)
         panels.append(
             panel(
                 f"curves-{preset}-{importance}",
                 f"Average accuracy on the tasks seen so far over the epochs, {words(importance)}, "
                 f"preset {preset}; at the end: " + "; ".join(_spoken(study, s) for s in members),
                 partial(_curves, settings=members, title=f"{words(importance)}, {preset}"),
-                height=4.0,
+                height=height(names(members).values()),
             )
         )
     return Figure(
@@ -186,12 +205,13 @@ def curves(study: Study, preset: str) -> Figure | None:
         f"Average accuracy after every epoch: {preset}",
         panels,
         "Mean over seeds of the average accuracy on the tasks seen so far; shaded: one standard "
-        "deviation. Dotted: a new task begins. In the legend: the average accuracy at the end.",
+        "deviation. Vertical: a new task begins. In the legend: the average accuracy at the end.",
     )
 
 
 def _curves(canvas: "Canvas", settings: Sequence[Setting], title: str) -> None:
     axes = canvas.subplots()
+    named = names(settings)
     for setting in settings:
         ends = np.cumsum([len(epochs) for epochs in setting.runs[0].result.accuracy])
         x = _shown(ends)
@@ -199,23 +219,22 @@ def _curves(canvas: "Canvas", settings: Sequence[Setting], title: str) -> None:
         mean = values.mean(axis=0)
         shade = colour(setting.approximation, setting.rank)
         strong = setting.approximation == "count_sketch"
-        line = "--" if setting.importance is None else "-"
-        name = f"{_short(setting)} {mean[-1]:.1f}"
+        name = f"{named[setting]} {mean[-1]:.1f}"
         width = 2.2 if strong else 1.3
-        axes.plot(x, mean, line, color=shade, lw=width, label=name, zorder=3 + strong)
+        axes.plot(x, mean, line(setting), color=shade, lw=width, label=name, zorder=3 + strong)
         if len(values) > 1:
             std = values.std(axis=0, ddof=1)
             low, high = mean - std, np.minimum(mean + std, 100)
             axes.fill_between(x, low, high, color=shade, alpha=0.09, lw=0)
     for end in ends[:-1]:
         axes.axvline(end + 0.5, color=SOFT, lw=0.8, ls=":", zorder=1)
-    axes.set_xlim(1, x[-1])
+    axes.set_xlim(left=1)
     axes.set_ylim(top=101)
     axes.set_xlabel("epoch")
     axes.set_ylabel("average accuracy, %")
     axes.set_title(title)
     tidy(axes)
-    canvas.legend(loc="outside lower center", ncols=3, columnspacing=1.2, handlelength=1.4)
+    legend(canvas)
 
 
 def _shown(ends: NDArray[np.int_]) -> NDArray[np.int_]:
@@ -229,52 +248,3 @@ def _curve(accuracy: Sequence[Sequence[Sequence[float]]], epochs: NDArray[np.int
     seen = [values for task in accuracy for values in task]
     chosen = [[seen[epoch - 1] for epoch in epochs]]
     return [100 * value for value in metrics.accuracy_curve(chosen)]
-
-
-def sensitivity(study: Study) -> Figure | None:
-    """Validation accuracy over the grid of strengths, with the chosen ones marked."""
-    tuned = [study.selections[cell(s)] for s in study.primaries if cell(s) in study.selections]
-    panels: list[Panel] = []
-    for importance in _importances([s.setting for s in tuned]):
-        members = sorted(
-            (s for s in tuned if s.setting.importance == importance), key=lambda s: s.setting.order
-        )
-
-        said = "; ".join(f"{s.setting.label} chooses {strength_text(s.chosen)}" for s in members)
-        panels.append(
-            panel(
-                f"sensitivity-{importance}",
-                f"Validation accuracy over the strength for {words(importance)}: {said}",
-                partial(_grid, members=members, title=words(importance)),
-                height=4.0,
-            )
-        )
-    if not panels:
-        return None
-    return Figure(
-        "sensitivity",
-        "Sensitivity to the strength",
-        panels,
-        "Mean final validation accuracy over all tasks, on the tuning seeds. Ringed: the choice.",
-    )
-
-
-def _grid(canvas: "Canvas", members: Sequence[Selection], title: str) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    axes = canvas.subplots()
-    for selection in members:
-        setting = selection.setting
-        shade = colour(setting.approximation, setting.rank)
-        x = np.log10([strength for strength, _ in selection.grid])
-        y = [values.mean for _, values in selection.grid]
-        axes.plot(x, y, "-", marker=".", color=shade, label=setting.label)
-        best = [strength for strength, _ in selection.grid].index(selection.chosen)
-        axes.plot(x[best], y[best], "o", ms=9, mfc="none", mec=shade, mew=1.8)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.xaxis.set_major_formatter(lambda value, _: power(value))
-    axes.set_xlabel("strength λ")
-    axes.set_ylabel("validation accuracy, %")
-    axes.set_title(title)
-    tidy(axes, grid="both")
-    canvas.legend(loc="outside lower center", ncols=3)

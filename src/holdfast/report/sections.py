@@ -2,17 +2,16 @@
 
 from collections.abc import Iterable, Mapping
 
+from holdfast.recipes import RECIPES
 from holdfast.report import pairs, plots, tables
 from holdfast.report.blocks import Block, Cell, Column, Missing, Section, Table, Text, number
-from holdfast.report.comparison import count, method, statistics, strength_text
+from holdfast.report.choice import choice
+from holdfast.report.comparison import count
 from holdfast.report.loading import Study
-from holdfast.report.measures import ENOUGH_SEEDS, finals, summary
-from holdfast.report.selection import cell
-from holdfast.report.settings import PRESET_ORDER, Run
+from holdfast.report.settings import Run
 
 __all__ = [
     "accuracy",
-    "choice",
     "differences",
     "learning",
     "present",
@@ -39,7 +38,7 @@ def sections(study: Study) -> list[Section]:
         differences(study),
         *learning(study),
         choice(study),
-        reading(),
+        reading(study),
     ]
 
 
@@ -81,9 +80,10 @@ def runs(study: Study) -> list[Block]:
         rows,
         _environment(everything),
     )
+    own = RECIPES[study.recipe].presets if study.recipe in RECIPES else ()
     notes: list[Block] = [
         Missing(f"The preset `{preset}` was not run.", f"{study.command()} --preset {preset}")
-        for preset in PRESET_ORDER
+        for preset in own
         if preset not in study.presets
     ]
     if study.problems:
@@ -167,62 +167,11 @@ def _nothing(study: Study, what: str) -> Missing:
     return Missing(what, study.command())
 
 
-def choice(study: Study) -> Section:
-    """The fair preset's strengths and the curves they were chosen from."""
-    title = "Choosing the strength"
-    rows = []
-    for setting in study.primaries:
-        selection = study.selections.get(cell(setting))
-        if selection is None:
-            continue
-        best = dict(selection.grid)[selection.chosen]
-        grid = [strength for strength, _ in selection.grid]
-        inside = Cell("inside", "0", tone="good")
-        rows.append(
-            [
-                method(setting),
-                Cell(strength_text(selection.chosen), selection.chosen),
-                number(best.mean),
-                Cell(f"{strength_text(grid[0])} to {strength_text(grid[-1])}", grid[0]),
-                count(len(grid)),
-                inside if selection.inside else Cell("at the end of the grid", "1", tone="bad"),
-                count(best.count),
-                statistics(summary(list(finals(setting).values()))),
-                count(len(setting.runs)),
-            ]
-        )
-    if not rows:
-        command = f"{study.command()} --preset fair --seeds {ENOUGH_SEEDS}"
-        return Section("choice", title, [Missing("No strength was tuned here.", command)])
-    table = Table(
-        "choice",
-        "Strengths of the `fair` preset",
-        [
-            Column("Method", numeric=False),
-            Column("Chosen λ"),
-            Column("Validation", help="Mean final validation accuracy at the chosen strength, %"),
-            Column("Grid", help="Strengths that were tried, in factors of √10"),
-            Column("Strengths"),
-            Column(
-                "Optimum", numeric=False, help="Whether the best strength lies inside the grid"
-            ),
-            Column("Tuning seeds", help="They are not the reporting seeds"),
-            Column("Test accuracy", help="Mean ± standard deviation over the reporting seeds, %"),
-            Column("Seeds"),
-        ],
-        rows,
-        "The choice looks at the validation data of all tasks, which a learner of a real stream "
-        "would not have: it shows the best each method can do, by the same rule for all.",
-        study.command("fair"),
-    )
-    return Section("choice", title, present([plots.sensitivity(study), table]))
-
-
-def reading() -> Section:
+def reading(study: Study) -> Section:
     """What the words of the tables mean."""
     said = [
         "**Interval**: 95 %, Student's t, of the mean over seeds.",
-        f"**Decision**: an order is decided by at least {ENOUGH_SEEDS} paired seeds and an interval "
+        f"**Decision**: an order is decided by at least {study.enough} paired seeds and an interval "
         "that does not contain 0, and by nothing less.",
         "**Within 2 SE**: ours and the printed mean differ by at most two standard errors of their "
         "difference; the paper's own standard error follows from its printed spread.",

@@ -24,6 +24,10 @@ APPROXIMATION_ORDER = (
     "diagonal",
     "block_diagonal",
     "count_sketch",
+    "osnap",
+    "srht",
+    "dense_sketch",
+    "nystrom",
     "low_rank",
     "diagonal_plus_low_rank",
     "kronecker",
@@ -39,6 +43,10 @@ _WORDS = {
     "diagonal": "Diagonal",
     "block_diagonal": "Block-diagonal",
     "count_sketch": "Sketched",
+    "osnap": "OSNAP",
+    "srht": "SRHT",
+    "dense_sketch": "Dense sketch",
+    "nystrom": "Nyström",
     "full": "Full",
     "low_rank": "Rank",
     "diagonal_plus_low_rank": "Diagonal + rank",
@@ -142,6 +150,16 @@ class Setting:
         return None if found is None else str(found["normalise"])
 
     @property
+    def storage(self) -> str:
+        """Precision in which the penalty keeps its matrix."""
+        return str(self.experiment.get("storage", "float32"))
+
+    @property
+    def limit(self) -> int | None:
+        """How many examples of a task consolidation looked at; None for all of them."""
+        return self.experiment.get("limit")
+
+    @property
     def parameters(self) -> dict[str, Any]:
         """Parameters of importance and approximation in one dict."""
         both = {**self.part("importance"), **self.part("approximation")}
@@ -154,8 +172,8 @@ class Setting:
 
     @property
     def paper_runs(self) -> tuple[Run, ...]:
-        """The runs with the paper's seeds."""
-        seeds = paper_seeds(self.recipe, self.preset)
+        """The runs with the paper's seeds, where these are known."""
+        seeds = paper_seeds(self.recipe, self.preset) or ()
         return tuple(run for run in self.runs if run.seed in seeds)
 
     @property
@@ -165,28 +183,44 @@ class Setting:
 
     @property
     def label(self) -> str:
-        """The approximation and its size, as a table shows it."""
+        """The approximation, its size, and what it was computed from, as a table shows it."""
         if self.approximation is None:
             return "Joint training" if self.mode == "joint" else "No regularisation"
+        said = [self._method]
+        said += ["flattened"] if self.flattened else []
+        said += [] if self.limit is None else [f"from {self.limit:,} examples"]
+        said += [] if self.storage == "float32" else [self.storage]
+        return ", ".join(said)
+
+    @property
+    def _method(self) -> str:
+        """The approximation, its size and its variant."""
         name, parameters = words(self.approximation), self.part("approximation")
         if "rank" in parameters:
-            return f"{name} {parameters['rank']}"
-        if self.approximation == "kronecker":
-            kinds = (parameters.get("correction"), parameters.get("merge"))
-            return ", ".join([name, *(str(kind) for kind in kinds if kind in ("eigen", "stack"))])
-        if self.approximation == "count_sketch":
-            return f"{name} (t = {parameters.get('size', '?')})"
-        if "size" in parameters:
-            return f"{name} ({parameters['size']} × {parameters['size']})"
-        return name
+            name = f"{name} {parameters['rank']}"
+        elif self.approximation == "block_diagonal":
+            name = f"{name} ({parameters['size']} × {parameters['size']})"
+        elif "size" in parameters:
+            name = f"{name} (t = {parameters['size']})"
+        return ", ".join([name, *self.variant])
+
+    @property
+    def variant(self) -> list[str]:
+        """What a member of a family is beside its size."""
+        parameters = self.part("approximation")
+        said = ["eigen"] if parameters.get("correction") == "eigen" else []
+        if parameters.get("merge") == "stack" and (self.approximation or "").startswith("kron"):
+            said.append("stack")  # elsewhere it changes the number of rows, which is in the floats
+        said += ["shrunk"] if parameters.get("shrink") else []
+        return said + (["Gaussian"] if parameters.get("kind") == "gaussian" else [])
 
     def deviation(self, base: "Setting | None") -> str:
         """In words, what differs from another setting of the same method."""
-        if self.approximation is None:
-            return "all tasks so far at once" if self.mode == "joint" else "nothing is held"
-        if base is None:
-            return ""
         said = []
+        if self.approximation is None:
+            said.append("all tasks so far at once" if self.mode == "joint" else "nothing is held")
+        if base is None:
+            return ", ".join(said)
         if self.flattened != base.flattened:
             how = "÷ examples" if self.flattened == "examples" else "÷ batches"
             said.append(f"flattened diagonal, {how}" if self.flattened else "correct diagonal")
@@ -209,13 +243,19 @@ class Setting:
         return ", ".join(said)
 
     @property
+    def _size(self) -> int:
+        """Rank or size; 0 where the approximation has none."""
+        parameters = self.part("approximation")
+        return parameters.get("rank") or parameters.get("size") or 0
+
+    @property
     def order(self) -> tuple[Any, ...]:
         """Where the setting stands in a table."""
         return (
             _place(PRESET_ORDER, self.preset),
             _place(IMPORTANCE_ORDER, self.importance),
             _place(APPROXIMATION_ORDER, self.approximation),
-            self.rank or 0,
+            self._size,
             self.key,
         )
 

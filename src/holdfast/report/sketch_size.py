@@ -7,17 +7,20 @@ import numpy as np
 
 from holdfast.report.blocks import Figure
 from holdfast.report.comparison import strength_text
-from holdfast.report.figures import COLOURS, colour, panel, tidy
+from holdfast.report.figures import COLOURS, colour, legend, panel, tidy
 from holdfast.report.loading import Study
 from holdfast.report.measures import finals
 from holdfast.report.selection import cell
 from holdfast.report.settings import Setting, words
+from holdfast.report.standard import scale
 from holdfast.report.tasks import mean_and_spread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
-__all__ = ["sketch_sizes"]
+__all__ = ["FIXED", "sketch_sizes"]
+
+FIXED = 1e4  # the strength of all sizes in the recipe, where the paper's figure was made
 
 Curves = dict[str, dict[int, Setting]]  # what is done about λ -> size -> setting
 
@@ -26,9 +29,8 @@ def sketch_sizes(study: Study, preset: str) -> Figure | None:
     """Average accuracy over the size, and each task at the end by size; the diagonal dotted."""
     panels = []
     for importance in ("ewc", "mas"):
-        members = [s for s in study.reported(preset) if s.importance == importance]
-        diagonal = [s for s in members if s.approximation == "diagonal"]
-        curves = _curves(study, [s for s in members if s.approximation == "count_sketch"])
+        diagonal = study.find(preset, importance, "diagonal")
+        curves = _curves(study, _sketched(study, preset, importance))
         if not curves:
             continue
         said = "; ".join(
@@ -69,49 +71,63 @@ def sketch_sizes(study: Study, preset: str) -> Figure | None:
     )
 
 
+def _sketched(study: Study, preset: str, importance: str) -> list[Setting]:
+    """The sketches of all sizes and strengths that are otherwise those of the table."""
+    own = study.find(preset, importance, "count_sketch")
+    return [
+        s
+        for s in study.reported(preset)
+        if own is not None
+        and (s.importance, s.approximation) == (importance, "count_sketch")
+        and (s.history, s.anchor) == (own.history, own.anchor)
+        and scale(s.experiment) == scale(own.experiment)
+    ]
+
+
 def _mean(setting: Setting) -> float:
     return float(np.mean(list(finals(setting).values())))
 
 
 def _curves(study: Study, sketched: list[Setting]) -> Curves:
-    """Settings by size: those of the strength that most sizes share, and those of the chosen one."""
+    """Settings by size: those of the recipe's fixed strength, and those of the chosen ones."""
+    fixed: dict[int, Setting] = {}
     chosen: dict[int, Setting] = {}
-    others: dict[float, dict[int, Setting]] = {}
     for setting in sketched:
-        size, strength = int(setting.part("approximation")["size"]), setting.strength or 0.0
+        size, strength = int(setting.part("approximation")["size"]), setting.strength
         selection = study.selections.get(cell(setting))
         if selection is not None and selection.chosen == strength:
             chosen[size] = setting
-        others.setdefault(strength, {})[size] = setting
+        if strength == FIXED:
+            fixed[size] = setting
     curves: Curves = {}
-    if others:
-        fixed = max(others, key=lambda strength: (len(others[strength]), strength))
-        curves[f"fixed λ = {strength_text(fixed)}"] = others[fixed]
+    if fixed:
+        curves[f"fixed λ = {strength_text(FIXED)}"] = fixed
     if chosen:
         curves["re-tuned λ"] = chosen
     return curves
 
 
-def _average(canvas: "Canvas", curves: Curves, diagonal: list[Setting], title: str) -> None:
+def _average(canvas: "Canvas", curves: Curves, diagonal: Setting | None, title: str) -> None:
     axes = canvas.subplots()
     shades = (COLOURS["block_diagonal"][0], COLOURS["count_sketch"][0])
-    for (name, sizes), shade in zip(curves.items(), shades[-len(curves) :], strict=True):
+    for name, sizes in curves.items():
+        shade = shades[name.startswith("re-tuned")]
         x = np.array(sorted(sizes))
         count = min(len(sizes[t].runs) for t in sizes)
         values = np.array([list(finals(sizes[t]).values())[:count] for t in sorted(sizes)]).T
         mean_and_spread(axes, x, values, shade, name, marker="o")
-    for setting in diagonal[:1]:
-        mean = _mean(setting)
+    if diagonal is not None:
+        mean = _mean(diagonal)
         axes.axhline(mean, color=colour("diagonal"), ls=":", label=f"Diagonal {mean:.1f}")
     axes.set_xlabel("size t of the sketch")
     axes.set_ylabel("average accuracy, %")
     axes.set_title(title)
     tidy(axes)
-    canvas.legend(loc="outside lower center", ncols=2)
+    legend(canvas)
 
 
 def _by_task(
-    canvas: "Canvas", sizes: dict[int, Setting], diagonal: list[Setting], title: str
+    canvas: "Canvas", sizes: dict[int, Setting], diagonal: Setting | None, title: str
 ) -> None:
     axes = canvas.subplots()
     for place, (size, setting) in enumerate(sorted(sizes.items())):
@@ -126,8 +142,9 @@ def _by_task(
             lw=0.7 + 1.3 * strong,
             label=f"t = {size}",
         )
-    for setting in diagonal[:1]:
-        values = 100 * np.array([run.result.test[-1] for run in setting.runs])
+    if diagonal is not None:
+        values = 100 * np.array([run.result.test[-1] for run in diagonal.runs])
+        x = np.arange(1, values.shape[1] + 1)
         axes.plot(x, values.mean(axis=0), ":", color=colour("diagonal"), label="Diagonal")
     axes.set_xlabel("task")
     axes.set_ylabel("accuracy at the end, %")

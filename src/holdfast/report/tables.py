@@ -17,7 +17,6 @@ from holdfast.report.comparison import (
 )
 from holdfast.report.loading import Study
 from holdfast.report.measures import (
-    ENOUGH_SEEDS,
     Summary,
     difference,
     finals,
@@ -25,6 +24,7 @@ from holdfast.report.measures import (
     summary,
     transfer,
 )
+from holdfast.report.naming import names
 from holdfast.report.paper import paper_seeds
 from holdfast.report.settings import Setting
 
@@ -32,11 +32,6 @@ __all__ = ["accuracy", "beside", "transfers"]
 
 _OURS = Column("Ours", help="Mean ± standard deviation (ddof 1) over all seeds")
 _DELTA = Column("Difference (SE)", help="Ours over all seeds minus the paper's, in points")
-_WITHIN = Column(
-    "Within 2 SE",
-    numeric=False,
-    help="And how many standard errors it is; coloured from 20 seeds on",
-)
 _COSTS = [
     Column("Train, s", help="Seconds of training in one run, all tasks, median over seeds"),
     Column("Matrix, s", help="Seconds of consolidation in one run: computing the matrices"),
@@ -44,9 +39,18 @@ _COSTS = [
 ]
 
 
-def _five_seeds(study: Study, preset: str) -> Column:
+def _within(study: Study) -> Column:
+    said = f"And how many standard errors it is; coloured from {study.enough} seeds on"
+    return Column("Within 2 SE", numeric=False, help=said)
+
+
+def _five_seeds(study: Study, preset: str) -> list[Column]:
+    """A column for the paper's own seeds, where they are known."""
     seeds = paper_seeds(study.recipe, preset)
-    return Column(f"Seeds {seeds[0]}–{seeds[-1]}", help="Ours, over the paper's five seeds alone")
+    if seeds is None:
+        return []
+    help = "Ours, over the paper's five seeds alone"
+    return [Column(f"Seeds {seeds[0]}–{seeds[-1]}", help=help)]
 
 
 def _costs(setting: Setting) -> list[Cell]:
@@ -58,15 +62,18 @@ def _costs(setting: Setting) -> list[Cell]:
     ]
 
 
-def _five(setting: Setting, values: dict[int, float]) -> Cell:
-    return statistics(summary([values[run.seed] for run in setting.paper_runs]))
+def _five(setting: Setting, values: dict[int, float]) -> list[Cell]:
+    if paper_seeds(setting.recipe, setting.preset) is None:
+        return []
+    return [statistics(summary([values[run.seed] for run in setting.paper_runs]))]
 
 
 def accuracy(study: Study, preset: str) -> Table | None:
     """The paper's table beside ours for one preset; None if nothing of it was run."""
-    settings = [s for s in study.primaries if s.preset == preset]
+    settings = study.shown(preset)
     if not settings:
         return None
+    named = names(settings)
     population = preset == "original-code"
     strengths = {s.strength for s in settings}
     several = len(strengths) > 1
@@ -77,14 +84,14 @@ def accuracy(study: Study, preset: str) -> Table | None:
         delta, error = compared(ours, paper)
         rows.append(
             [
-                method(setting),
+                method(setting, named[setting]),
                 paper_cell(paper),
                 statistics(ours),
                 *([number(_population(ours))] * population),
                 count(len(values)),
-                _five(setting, values),
+                *_five(setting, values),
                 delta_cell(delta, error),
-                within(delta, error, decided=len(values) >= ENOUGH_SEEDS),
+                within(delta, error, decided=len(values) >= study.enough),
                 *([strength(setting)] * several),
                 *_costs(setting),
             ]
@@ -99,9 +106,9 @@ def accuracy(study: Study, preset: str) -> Table | None:
             _OURS,
             *([Column("Std, ddof 0", help="As the original notebooks compute it")] * population),
             Column("Seeds"),
-            _five_seeds(study, preset),
+            *_five_seeds(study, preset),
             _DELTA,
-            _WITHIN,
+            _within(study),
             *([Column("λ")] * several),
             *_COSTS,
         ],
@@ -114,7 +121,8 @@ def accuracy(study: Study, preset: str) -> Table | None:
 
 def beside(study: Study, preset: str) -> Table | None:
     """What the paper did not show: other histories and anchors, baselines, other diagonals."""
-    settings = [s for s in study.reported(preset) if s not in study.primaries]
+    shown = study.shown(preset)
+    settings = [s for s in study.reported(preset) if s not in shown]
     if not settings:
         return None
     rows = []
@@ -130,9 +138,9 @@ def beside(study: Study, preset: str) -> Table | None:
                 paper_cell(paper),
                 statistics(ours),
                 count(len(values)),
-                _five(setting, values),
+                *_five(setting, values),
                 delta_cell(delta, error),
-                within(delta, error, decided=len(values) >= ENOUGH_SEEDS),
+                within(delta, error, decided=len(values) >= study.enough),
                 _interval(difference(values, finals(base)) if base else None),
                 strength(setting),
                 *_costs(setting),
@@ -147,9 +155,9 @@ def beside(study: Study, preset: str) -> Table | None:
             Column("Paper", help="Only where the paper may have meant this setting"),
             _OURS,
             Column("Seeds"),
-            _five_seeds(study, preset),
+            *_five_seeds(study, preset),
             _DELTA,
-            _WITHIN,
+            _within(study),
             Column("Against above", help="Paired difference to the table above, 95 % interval"),
             Column("λ"),
             *_COSTS,
@@ -162,7 +170,8 @@ def beside(study: Study, preset: str) -> Table | None:
 def _reference(study: Study, setting: Setting) -> Setting | None:
     """The row of the paper's table that a setting varies."""
     if setting.importance is None or setting.approximation is None:
-        return None
+        own = study.baselines(setting.preset)
+        return next((s for s in own if s.mode == setting.mode and s is not setting), None)
     return study.find(setting.preset, setting.importance, setting.approximation, setting.rank)
 
 
@@ -183,14 +192,15 @@ def _interval(values: Summary | None) -> Cell:
 
 def transfers(study: Study, preset: str) -> Table | None:
     """Forgetting, transfer and intransigence for one preset."""
-    settings = [s for s in study.primaries if s.preset == preset]
-    settings += [s for s in study.reported(preset) if s.importance is None and s.mode != "joint"]
+    settings = study.shown(preset)
+    settings += [s for s in study.baselines(preset) if s.mode != "joint"]
     if not settings:
         return None
+    named = names(settings)
     alone = study.alone(preset)
     rows = [
         [
-            method(setting),
+            method(setting, named[setting]),
             *(statistics(values) for values in transfer(setting, alone).values()),
             count(len(setting.runs)),
         ]

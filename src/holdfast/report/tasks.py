@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.report.blocks import Cell, Column, Figure, Table
-from holdfast.report.figures import COLOURS, colour, panel, tidy
+from holdfast.report.figures import COLOURS, colour, height, legend, line, panel, tidy
 from holdfast.report.loading import Study
+from holdfast.report.naming import names
 from holdfast.report.settings import Setting, words
 
 if TYPE_CHECKING:
@@ -65,13 +66,12 @@ def scale(study: Study) -> Table:
 
 def at_the_end(study: Study, preset: str) -> Figure | None:
     """The accuracy of each task after the last one was learnt."""
-    settings = [s for s in study.primaries if s.preset == preset]
+    settings = study.shown(preset)
     if not settings:
         return None
-    baselines = [s for s in study.reported(preset) if s.importance is None]
     panels = []
     for importance in dict.fromkeys(s.importance for s in settings):
-        members = [s for s in settings if s.importance == importance] + baselines
+        members = [s for s in settings if s.importance == importance] + study.baselines(preset)
         ends = {s: _final(s) for s in members}
         said = "; ".join(
             f"{s.label} {ends[s][:, 0].mean():.1f} on the first and {ends[s][:, -1].mean():.1f} "
@@ -84,7 +84,7 @@ def at_the_end(study: Study, preset: str) -> Figure | None:
                 f"tasks-{preset}-{importance}",
                 f"Accuracy on each task at the end, {title}: {said}",
                 partial(_tasks, ends=ends, title=title),
-                height=4.0,
+                height=height(names(members).values()),
             )
         )
     return Figure(
@@ -103,16 +103,16 @@ def _final(setting: Setting) -> NDArray[np.float64]:
 
 def _tasks(canvas: "Canvas", ends: dict[Setting, NDArray[np.float64]], title: str) -> None:
     axes = canvas.subplots()
+    named = names(ends)
     for setting, values in ends.items():
-        line = "-" if setting.importance else "--" if setting.mode == "sequential" else ":"
         x = np.arange(1, values.shape[1] + 1)
         mean_and_spread(
             axes,
             x,
             values,
             colour(setting.approximation, setting.rank),
-            f"{setting.label} {values.mean():.1f}",
-            line,
+            f"{named[setting]} {values.mean():.1f}",
+            line(setting),
             "o",
         )
     axes.set_xlabel("task")
@@ -120,7 +120,7 @@ def _tasks(canvas: "Canvas", ends: dict[Setting, NDArray[np.float64]], title: st
     axes.set_xticks(x)
     axes.set_title(title)
     tidy(axes)
-    canvas.legend(loc="outside lower center", ncols=2)
+    legend(canvas)
 
 
 def mean_and_spread(
@@ -129,12 +129,12 @@ def mean_and_spread(
     values: NDArray[np.float64],
     shade: str,
     label: str,
-    line: str = "-",
+    style: str = "-",
     marker: str = "",
 ) -> None:
     """A line through the means of the columns, with a band of one standard deviation."""
     mean = values.mean(axis=0)
-    axes.plot(x, mean, line, marker=marker, ms=3.5, color=shade, label=label)
+    axes.plot(x, mean, style, marker=marker, ms=3.5, color=shade, label=label)
     if len(values) > 1:
         std = values.std(axis=0, ddof=1)
         low, high = mean - std, np.minimum(mean + std, 100)
@@ -143,21 +143,21 @@ def mean_and_spread(
 
 def over_epochs(study: Study, preset: str) -> Figure | None:
     """The accuracy of the first and of the last task after every epoch since it was begun."""
-    settings = [s for s in study.primaries if s.preset == preset]
+    settings = study.shown(preset)
     if not settings:
         return None
-    baselines = [s for s in study.reported(preset) if s.importance is None]
     panels = []
     for importance in dict.fromkeys(s.importance for s in settings):
-        members = [s for s in settings if s.importance == importance] + baselines
+        members = [s for s in settings if s.importance == importance] + study.baselines(preset)
         for task in (0, len(settings[0].runs[0].result.test) - 1):
+            members = [s for s in members if len(s.runs[0].result.test) > task]
             title = f"{words(importance)}, {preset}: task {task + 1}"
             panels.append(
                 panel(
                     f"task-{task + 1}-{preset}-{importance}",
                     f"Accuracy on task {task + 1} after every epoch, {words(importance)}, {preset}",
                     partial(_one_task, settings=members, task=task, title=title),
-                    height=4.0,
+                    height=height(names(members).values()),
                 )
             )
     return Figure(
@@ -165,12 +165,13 @@ def over_epochs(study: Study, preset: str) -> Figure | None:
         f"The first and the last task after every epoch: {preset}",
         panels,
         "Test accuracy of one task since it was begun; mean over seeds, shaded: one standard "
-        "deviation. Dotted: a new task begins.",
+        "deviation. Vertical: a new task begins.",
     )
 
 
 def _one_task(canvas: "Canvas", settings: Sequence[Setting], task: int, title: str) -> None:
     axes = canvas.subplots()
+    named = names(settings)
     for setting in settings:
         runs = [run.result.accuracy for run in setting.runs]
         values = 100 * np.array(
@@ -178,9 +179,9 @@ def _one_task(canvas: "Canvas", settings: Sequence[Setting], task: int, title: s
         )
         before = sum(len(epochs) for epochs in runs[0][:task])
         x = before + np.arange(1, values.shape[1] + 1)
-        line = "-" if setting.importance else "--" if setting.mode == "sequential" else ":"
-        shade, label = colour(setting.approximation, setting.rank), f"{setting.label}"
-        mean_and_spread(axes, x, values, shade, f"{label} {values[:, -1].mean():.1f}", line)
+        shade = colour(setting.approximation, setting.rank)
+        label = f"{named[setting]} {values[:, -1].mean():.1f}"
+        mean_and_spread(axes, x, values, shade, label, line(setting))
     ends = np.cumsum([len(epochs) for epochs in runs[0]])
     for end in ends[task:-1]:
         axes.axvline(end + 0.5, color=SOFT, lw=0.8, ls=":", zorder=1)
@@ -188,4 +189,4 @@ def _one_task(canvas: "Canvas", settings: Sequence[Setting], task: int, title: s
     axes.set_ylabel(f"accuracy on task {task + 1}, %")
     axes.set_title(title)
     tidy(axes)
-    canvas.legend(loc="outside lower center", ncols=2)
+    legend(canvas)

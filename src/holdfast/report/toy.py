@@ -5,6 +5,7 @@ from statistics import fmean
 from holdfast.report import claims, matrix, pairs, sections
 from holdfast.report.blocks import Block, Missing, Section, Text
 from holdfast.report.boundaries import boundaries
+from holdfast.report.choice import choice
 from holdfast.report.comparison import compared
 from holdfast.report.loading import Study
 from holdfast.report.matrix_claims import MATRIX_CLAIMS
@@ -26,8 +27,8 @@ def toy_sections(study: Study) -> list[Section]:
         _matrix(study),
         *sections.learning(study),
         *_boundaries(study),
-        sections.choice(study),
-        sections.reading(),
+        choice(study),
+        sections.reading(study),
     ]
 
 

@@ -9,7 +9,6 @@ from holdfast.report.comparison import compared, printed
 from holdfast.report.cost_claims import COST_CLAIMS
 from holdfast.report.loading import Study
 from holdfast.report.measures import (
-    ENOUGH_SEEDS,
     Summary,
     difference,
     finals,
@@ -37,7 +36,9 @@ def _gap(study: Study, preset: str, importance: str, one: Key, two: Key) -> Summ
 
 
 def _better(importance: str, one: Key, two: Key) -> Callable[[Study, str], Finding]:
-    return lambda study, preset: above_zero(_gap(study, preset, importance, one, two))
+    return lambda study, preset: above_zero(
+        _gap(study, preset, importance, one, two), study.enough
+    )
 
 
 def _all(findings: dict[str, Finding]) -> Finding:
@@ -63,7 +64,7 @@ def _consistently(study: Study, preset: str) -> Finding:
         left, right = finals(sketch), finals(diagonal)
         shared = left.keys() & right.keys()
         wins = sum(left[seed] > right[seed] for seed in shared)
-        verdict = above_zero(difference(left, right))
+        verdict = above_zero(difference(left, right), study.enough)
         parts[importance] = Finding(
             f"{wins} of {len(shared)} seeds", verdict.verdict, verdict.reason
         )
@@ -86,7 +87,9 @@ def _small_sketch(study: Study, preset: str) -> Finding:
         ]
         if diagonal is None or not sketches:
             return not_run()
-        found = [above_zero(difference(finals(s), finals(diagonal))) for s in sketches]
+        found = [
+            above_zero(difference(finals(s), finals(diagonal)), study.enough) for s in sketches
+        ]
         order = ("holds", "undecided", "does not hold")
         parts[importance] = min(found, key=lambda finding: order.index(finding.verdict))
     return _all(parts)
@@ -106,7 +109,8 @@ def _forgets_less(importance: str) -> Callable[[Study, str], Finding]:
         diagonal = study.find(preset, importance, *DIAGONAL)
         if sketch is None or diagonal is None:
             return not_run()
-        return above_zero(difference(first_task_drop(diagonal), first_task_drop(sketch)))
+        less = difference(first_task_drop(diagonal), first_task_drop(sketch))
+        return above_zero(less, study.enough)
 
     return decide
 
@@ -121,7 +125,7 @@ def reproduced(study: Study, preset: str) -> Finding:
         if s.preset != preset or paper is None:
             continue
         delta, error = compared(summary(list(finals(s).values())), paper)
-        if len(s.runs) < ENOUGH_SEEDS or delta is None or error is None:
+        if len(s.runs) < study.enough or delta is None or error is None:
             few.append(s)
         else:
             (near_ones if abs(delta) <= 2 * error else far).append(s)
@@ -133,7 +137,7 @@ def reproduced(study: Study, preset: str) -> Finding:
     if few or len(near_ones) < total:
         missing = total - len(near_ones)
         return Finding(
-            said, "undecided", f"{missing} with fewer than {ENOUGH_SEEDS} seeds or not run"
+            said, "undecided", f"{missing} with fewer than {study.enough} seeds or not run"
         )
     return Finding(said, "holds")
 

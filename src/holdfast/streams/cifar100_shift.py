@@ -83,9 +83,11 @@ class CIFAR100Shift(Stream):
                         f"validation sets {self.validation} images per class aside, "
                         f"{every[label]} has {len(train)}"
                     )
+                test = (images.test_labels == label).nonzero().squeeze(1)
+                self._check_size("train_size", len(train) - self.validation)
+                self._check_size("test_size", len(test))
                 learnt.append(train[: -self.validation][: self.train_size])
                 chosen.append(train[-self.validation :])
-                test = (images.test_labels == label).nonzero().squeeze(1)
                 tested.append(test[: self.test_size])
             train_part, test_part = (
                 (images.train, images.train_labels % width),
@@ -100,6 +102,12 @@ class CIFAR100Shift(Stream):
                 )
             )
         return tasks
+
+    def _check_size(self, name: str, most: int) -> None:
+        """Refuse to take more images of a class than there are."""
+        size = getattr(self, name)
+        if size is not None and size > most:
+            raise ValueError(f"{name} is at most {most:,} per class here, got {size:,}")
 
     def _images(self, classes: tuple[str, ...]) -> Images:
         """The images of all tasks."""

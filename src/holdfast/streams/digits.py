@@ -63,6 +63,10 @@ class DigitStream(Stream):
             if self.train_size > stop:
                 raise ValueError(f"train_size is at most {stop:,} here, got {self.train_size:,}")
             stop = self.train_size
+        if self.test_size is not None and self.test_size > len(images.test):
+            raise ValueError(
+                f"test_size is at most {len(images.test):,} here, got {self.test_size:,}"
+            )
         tests = images.test.flatten(1)[: self.test_size], images.test_labels[: self.test_size]
         return Digits((x[:stop], y[:stop]), (x[first:], y[first:]), tests)
 

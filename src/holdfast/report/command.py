@@ -1,0 +1,74 @@
+"""The command that makes (or resumes) what is shown, with the options it was run with."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from holdfast.recipes import RECIPES
+from holdfast.report.settings import Setting
+from holdfast.report.standard import usual
+
+__all__ = ["command"]
+
+
+def command(recipe: str, reported: Mapping[str, Sequence[Setting]], preset: str | None) -> str:
+    """One command line; settings that were run at different scales need one after the other.
+
+    Args:
+        recipe: Name of the recipe.
+        reported: By preset, the settings that are shown.
+        preset: A preset, ``"all"`` that were run, or None for the bare command.
+    """
+    plain = f"holdfast reproduce {recipe}"
+    if preset is None:
+        return plain
+    if preset != "all":
+        return " && ".join(_lines(f"{plain} --preset {preset}", reported.get(preset, ())))
+    known = RECIPES[recipe].presets if recipe in RECIPES else reported
+    every = [setting for settings in reported.values() for setting in settings]
+    together = _lines(f"{plain} --preset all", every)
+    if len(together) == 1 and reported.keys() >= known.keys():
+        return together[0]
+    return " && ".join(
+        line
+        for name, settings in reported.items()
+        for line in _lines(f"{plain} --preset {name}", settings)
+    )
+
+
+def _lines(start: str, settings: Sequence[Setting]) -> list[str]:
+    """A command per set of options, the recipe's own scale first."""
+    seeds: dict[tuple[str, ...], int] = {}
+    for setting in settings:
+        options = _options(setting)
+        seeds[options] = max(seeds.get(options, 0), len(setting.runs))
+    lines = [
+        " ".join([start, *([] if "--smoke" in options else ["--seeds", str(count)]), *options])
+        for options, count in sorted(seeds.items(), key=lambda item: (len(item[0]), item[0]))
+    ]
+    return lines or [start]
+
+
+def _options(setting: Setting) -> tuple[str, ...]:
+    """What a setting was run with beside its preset, as far as there is an option for it."""
+    example = usual(setting.recipe, setting.preset)
+    small = usual(setting.recipe, setting.preset, smoke=True)
+    if example is None or small is None:
+        return ()
+    ours, options = setting.experiment, []
+    if _frame(ours) != _frame(example) and _frame(ours) == _frame(small):
+        example = small
+        options.append("--smoke")
+    if ours["training"]["epochs"] != example["training"]["epochs"]:
+        options += ["--epochs", str(ours["training"]["epochs"])]
+    size = ours["stream"].get("train_size")
+    if size is not None and size != example["stream"].get("train_size"):
+        options += ["--train-size", str(size)]
+    return tuple(options)
+
+
+def _frame(experiment: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Network and stream, but for what has an option of its own or does not matter."""
+    left_out = ("source", "train_size")
+    return experiment["model"], {
+        k: v for k, v in experiment["stream"].items() if k not in left_out
+    }

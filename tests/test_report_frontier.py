@@ -1,0 +1,127 @@
+"""The report of the frontier: bytes, budgets, scales and searches."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import fake_results
+from holdfast import report
+from holdfast.experiment import Experiment
+from holdfast.recipes import RECIPES
+from holdfast.report.budgets import BUDGETS, within
+from holdfast.report.loading import read
+from holdfast.results import Result
+
+FLOATS = {"diagonal": 1.0, "kronecker": 2.305, "kronecker_plus_low_rank": 4.3}
+LEVEL = {"diagonal": 0.8, "kronecker": 0.95, "low_rank": 0.9, "count_sketch": 0.85}
+
+
+@pytest.fixture(autouse=True)
+def _no_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOLDFAST_DATA", str(tmp_path / "none"))
+
+
+def make(experiment: Experiment) -> Result:
+    """Accuracy and memory by approximation; a longer run is a little better."""
+    held = experiment.to_json()["regularizer"]
+    if held is None:
+        return fake_results.made_up(experiment, 0.9 if experiment.mode == "joint" else 0.5)
+    part = held["approximation"]
+    level = LEVEL.get(part["name"], 0.7) + 0.01 * (experiment.training.epochs > 1)
+    floats = FLOATS.get(part["name"], float(part.get("size", part.get("rank", 1))))
+    floats /= 2 if experiment.storage == "bfloat16" else 1
+    made = fake_results.made_up(experiment, level)
+    test = [[level] * len(row) for row in made.test]
+    return dataclasses.replace(
+        made, test=test, floats_per_parameter=floats + 1, penalty_bytes=int(4e6 * (floats + 1))
+    )
+
+
+def written(folder: Path, epochs: Sequence[int] = (1,)) -> str:
+    for number in epochs:
+        settings = [f"training.epochs={number}"]
+        fake_results.reproduced(folder, "frontier", "twenty-tasks", 3, settings, make=make)
+    report.write(folder)
+    return (folder / "report.md").read_text()
+
+
+def table(text: str, title: str) -> list[str]:
+    start = text.index(f"**{title}**")
+    return text[start : text.index("Made by", start)].splitlines()
+
+
+def test_the_best_at_every_budget(tmp_path: Path) -> None:
+    text = written(tmp_path)
+    rows = [row for row in table(text, "The best at every budget: `twenty-tasks`") if "≤" in row]
+    best = {row.split(" | ")[0]: row.split(" | ")[1] for row in rows}
+    assert best["| ≤ 1"] == "Diagonal"
+    assert best["| ≤ 2.3"].startswith("Kronecker")
+    assert best["| ≤ 50"].startswith("Kronecker")
+    assert "95.0 ± 0.0" in rows[-1]
+    assert set(best) <= {f"| ≤ {budget:g}" for budget in BUDGETS}
+
+
+def test_a_budget_counts_what_nothing_costs(tmp_path: Path) -> None:
+    base = dataclasses.replace(RECIPES["frontier"].example("ten-tasks"), regularizer=None)
+    for mode in ("sequential", "joint"):
+        make(dataclasses.replace(base, mode=mode)).save(tmp_path)  # type: ignore[arg-type]
+    study = read(tmp_path)
+    (only,) = within(study.reported("ten-tasks"), 0)
+    assert only.label == "No regularisation"
+
+
+def test_half_the_bytes_are_half_the_floats(tmp_path: Path) -> None:
+    found = RECIPES["frontier"].example("ten-tasks")
+    for storage in ("float32", "bfloat16"):
+        make(dataclasses.replace(found, storage=storage)).save(tmp_path)  # type: ignore[arg-type]
+    report.write(tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    rows = table(text, "Average accuracy after the last task, per cent: `ten-tasks`")
+    assert any(row.startswith("| EWC · Kronecker | 2.3 | 9.2 |") for row in rows)
+    assert any(row.startswith("| EWC · Kronecker, bfloat16 | 1.2 | 4.6 |") for row in rows)
+
+
+def test_scales_are_told_apart_in_tables_and_figures(tmp_path: Path) -> None:
+    text = written(tmp_path, (1, 5))
+    rows = table(text, "Average accuracy after the last task, per cent: `twenty-tasks`")
+    for label in ("1 epoch", "5 epochs"):
+        assert sum(row.startswith(f"| EWC · Rank 50, {label} |") for row in rows) == 1
+    drawn = (tmp_path / "figures" / "frontier-twenty-tasks.svg").read_text()
+    assert "Rank, 1 epoch" in drawn
+    assert "Rank, 5 epochs" in drawn
+    best = table(text, "The best at every budget: `twenty-tasks`")
+    assert sum(row.startswith("| ≤ 50 |") for row in best) == 2
+    assert "Same stream, epochs" not in text
+    assert "--epochs 5`" in text
+
+
+def test_every_search_is_shown(tmp_path: Path) -> None:
+    fake_results.reproduced(tmp_path, "frontier", "ten-tasks", 1, make=make)
+    report.write(tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    study = read(tmp_path)
+    rows = table(text, "Strengths chosen on validation data: `ten-tasks`")
+    rows = [row for row in rows if row.startswith("| EWC")]
+    assert len(rows) == len(study.selections)
+    assert len({row.split(" | ")[0] for row in rows}) == len(rows)
+    for label in ("Rank 5", "Rank 10", "Rank 25", "Rank 50", "Sketched (t = 5)"):
+        assert any(row.startswith(f"| EWC · {label} |") for row in rows)
+    drawn = "".join(
+        path.read_text() for path in (tmp_path / "figures").glob("sensitivity-ten-tasks-ewc*.svg")
+    )
+    for label in ("Rank 5<", "Rank 25<", "Sketched (t = 10)<", "Diagonal + rank 9<"):
+        assert label in drawn
+
+
+def test_what_was_chosen_later_replaces_what_was_reported_before(tmp_path: Path) -> None:
+    fake_results.reproduced(tmp_path, "frontier", "twenty-tasks", 2, best=3.0, make=make)
+    study = read(tmp_path)
+    old = next(s for s in study.sized("twenty-tasks") if s.label == "Rank 50")
+    experiment = old.runs[0].result.experiment
+    assert experiment.regularizer is not None
+    weaker = dataclasses.replace(experiment.regularizer, strength=1.0)
+    make(dataclasses.replace(experiment, regularizer=weaker)).save(tmp_path)
+    found = [s for s in read(tmp_path).sized("twenty-tasks") if s.label == "Rank 50"]
+    assert [s.strength for s in found] == [1000.0]
