@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from holdfast.matrices.base import compute_dtype
-from holdfast.products import linear, multiply_
+from holdfast.products import add_product_, linear, multiply_, precision
 
 __all__ = ["KroneckerBlock"]
 
@@ -96,24 +96,18 @@ class KroneckerBlock:
         alone = len(V) == 1  # torch is slow at batches of one
         V = V[0] if alone else V
         product = out[self.entries()[0]].view_as(V) if self.bias is None else torch.empty_like(V)
+        dtype = precision(self.inputs, v, V.numel() * min(V.shape[-2:]))
+        V = V.to(dtype)
         for term in range(len(self.inputs)):
             A, G, *values = (
-                (part[term, 0] if alone else part[term]).to(v.dtype)
-                for part in self.parts.values()
+                (part[term, 0] if alone else part[term]).to(dtype) for part in self.parts.values()
             )
             if values:
                 left = _times(G, _times(_times(G.mT, V), A).mul_(values[0]))
             else:
                 left = _times(G, V)
             right = A.mT if values else A
-            if term == 0 and alone:
-                multiply_(product, left, right)
-            elif term == 0:
-                torch.matmul(left, right, out=product)
-            elif alone:
-                product.addmm_(left, right)
-            else:
-                product.baddbmm_(left, right)
+            (multiply_ if term == 0 else add_product_)(product, left, right)
         if self.bias is not None:
             self.write(out, product.view(self.outputs.shape[1:3] + self.inputs.shape[3:]))
 
