@@ -125,6 +125,49 @@ def test_a_loaded_penalty_is_the_same_to_the_bit(
     assert bool(penalty.offset) == (anchor == "each")
     penalty.save(tmp_path / "penalty.safetensors")
     assert_same(penalty, hf.Penalty.load(tmp_path / "penalty.safetensors"))
+    elsewhere = penalty.offload(
+        tmp_path / "elsewhere"
+    )  # aligned otherwise: products round otherwise
+    assert_same_numbers(penalty, elsewhere)
+    torch.testing.assert_close(elsewhere(network()), penalty(network()))
+
+
+def assert_same_numbers(one: hf.Penalty, two: hf.Penalty) -> None:
+    pairs = [(one.anchor, two.anchor), *zip(one.offset, two.offset, strict=True)]
+    pairs += [(part, two.matrix.tensors[name]) for name, part in one.matrix.tensors.items()]
+    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in pairs)
+
+
+def _own_memory() -> int:
+    """Bytes of this process that are in no file."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Anonymous:"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="Linux tells the memory")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_what_is_offloaded_takes_no_memory(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Also after steps that read all of it, which give the same gradient; a task can be added to it."""
+    model = nn.Linear(1000, 1000, bias=False)
+    recipe = hf.Regularizer(hf.EWC(), hf.CountSketch(size=20))
+    batches = [(torch.randn(40, 1000), torch.randint(0, 1000, (40,)))]
+    penalty = recipe.consolidate(model, batches, seed=0, progress=False).to(dtype=dtype)
+    torch.nn.init.normal_(model.weight)
+    model.weight.grad = torch.zeros_like(model.weight)
+    penalty.add_grad_(model)
+    expected, size = model.weight.grad.clone(), penalty.matrix.nbytes
+    model.weight.grad.zero_()
+    before = _own_memory()
+    elsewhere = penalty.offload(tmp_path / "penalty")
+    elsewhere.add_grad_(model)
+    assert _own_memory() - before < 0.5 * size
+    assert torch.equal(model.weight.grad, expected)
+    again = hf.Penalty.load(tmp_path / "penalty")
+    assert _own_memory() - before > 0.9 * size
+    assert torch.equal(again.anchor, elsewhere.anchor)
+    both = recipe.consolidate(model, batches, previous=elsewhere, seed=0, progress=False)
+    assert len(both.tasks) == 2
+    assert_same_numbers(again, elsewhere)
 
 
 def test_double_precision_and_a_function_of_ones_own(tmp_path: Path) -> None:

@@ -235,11 +235,21 @@ class Penalty:
         storage.save(self, path)
 
     @classmethod
-    def load(cls, path: str | Path) -> "Penalty":
-        """Read a file that :meth:`save` wrote."""
+    def load(cls, path: str | Path, *, mapped: bool = False) -> "Penalty":
+        """Read a file that :meth:`save` wrote; ``mapped`` leaves its numbers there, see :meth:`offload`."""
         from holdfast import storage
 
-        return storage.load(path)
+        return storage.load(path, mapped=mapped)
+
+    def offload(self, path: str | Path) -> "Penalty":
+        """The same penalty with its numbers in a file instead of in memory.
+
+        It is written to ``path``, mapped, and read by the system as steps need it: as fast as before while
+        there is room for it, and where there is none, as fast as the disk. The file must stay as it is
+        while the penalty is in use. For models on the CPU; on another device the numbers are copied there.
+        """
+        self.save(path)
+        return self.load(path, mapped=True)
 
     def diagnose(self, model: nn.Module, data: Any, **options: Any) -> "Diagnosis":
         """How good the approximation is and how strong the penalty; see :func:`diagnose`."""

@@ -77,13 +77,18 @@ def save(penalty: Penalty, path: str | Path) -> None:
         part.unlink(missing_ok=True)
 
 
-def load(path: str | Path) -> Penalty:
+def load(path: str | Path, *, mapped: bool = False) -> Penalty:
     """Read a penalty and check every byte of it.
+
+    Args:
+        path: What :func:`save` wrote.
+        mapped: Leave the numbers in the file and let the system read them as they are needed, instead of
+            copying them to memory. The file must not be changed while the penalty is in use.
 
     Raises:
         FileError: The file is foreign, truncated, damaged, or of a newer format.
     """
-    header, tensors, intact = _read(Path(path))
+    header, tensors, intact = _read(Path(path), mapped)
     if not intact:
         raise FileError(
             f"{path}: damaged: header and tensors are not those that were written (their digest "
@@ -119,7 +124,7 @@ def describe(path: str | Path) -> dict[str, Any]:
     Raises:
         FileError: The file is foreign, truncated, or of a newer format.
     """
-    header, tensors, intact = _read(Path(path))
+    header, tensors, intact = _read(Path(path), mapped=True)
     return {
         **header,
         "file_bytes": Path(path).stat().st_size,
@@ -131,7 +136,7 @@ def describe(path: str | Path) -> dict[str, Any]:
     }
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], bool]:
+def _read(path: Path, mapped: bool) -> tuple[dict[str, Any], dict[str, Tensor], bool]:
     """Header, tensors, and whether their digest is the one that was written."""
     if not path.is_file():
         what = "a folder, not a file" if path.is_dir() else "no such file"
@@ -146,8 +151,9 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], bool]:
                 )
             text = metadata[_HEADER]
             header = _header(path, json.loads(text))
-            # copies: the file's own memory would change with the file
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+            if not mapped:  # the file's own memory would change with the file
+                tensors = {name: tensor.clone() for name, tensor in tensors.items()}
     except (SafetensorError, json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
         raise FileError(
             f"{path}: not a readable penalty file: foreign, truncated or damaged ({error})"
