@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+import holdfast as hf
 from holdfast import boundaries, results
 from holdfast.display import Lines, Live, duration, for_console
 from holdfast.execution import execute
@@ -75,6 +76,20 @@ def test_a_sweep_runs_resumes_and_survives_bad_jobs(tmp_path: Path) -> None:
     again, first = json.loads(broken.read_text()), json.loads(before)
     assert all(again[k] == first[k] for k in ("accuracy", "test", "validation", "initial"))
     assert maps.exists()
+
+
+def test_what_a_run_decides_comes_before_what_waits(tmp_path: Path) -> None:
+    """The recipe is asked again as soon as a search has got on, not when nothing else is left."""
+    held = hf.Regularizer(hf.EWC(), hf.Diagonal())
+    search, decided, waits = tiny(7, role="tune", regularizer=held), tiny(1), [tiny(2), tiny(3)]
+
+    def source() -> list[Job]:
+        return [search, *([decided] if search.done(tmp_path) else []), *waits]
+
+    display, out = lines()
+    assert sweep(source, tmp_path, display).ran == 4
+    ended = [line.split("seed ")[1][0] for line in out.getvalue().splitlines() if "seed " in line]
+    assert ended == ["7", "1", "2", "3"]
 
 
 TINY_SEED_1 = dataclasses.replace(TINY, seed=1)
