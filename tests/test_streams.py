@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from holdfast.configuration import from_json, to_json
-from holdfast.streams import STREAMS, Split, Stream, Toy, join
+from holdfast.streams import STREAMS, CIFAR100Shift, PermutedMNIST, Split, Stream, Toy, join
 from holdfast.streams.toy import BLOBS
 
 
@@ -135,3 +135,18 @@ def test_wrong_sizes_are_refused() -> None:
         list(numbered(3).batches(0))
     with pytest.raises(ValueError, match="batch size is 1 or larger, got -1"):
         list(join([numbered(3, transform=abs), numbered(3)]).batches(-1))
+
+
+@pytest.mark.parametrize(
+    ("stream", "said"),
+    [
+        (Toy(train=40), "40"),
+        (PermutedMNIST(), "all but 5,000"),
+        (PermutedMNIST(train_on_validation=True), "all"),
+        (PermutedMNIST(train_size=12_000), "12,000"),
+        (CIFAR100Shift(), "all but 50 a class"),
+        (CIFAR100Shift(train_size=5), "5 a class"),
+    ],
+)
+def test_says_from_how_much_it_learns(stream: Stream, said: str) -> None:
+    assert stream.learnt == said

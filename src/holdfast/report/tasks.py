@@ -28,13 +28,15 @@ def scale(study: Study) -> Table:
     for preset in study.presets:
         sizes: dict[tuple[int, float, int, str, int], set[int]] = {}
         for setting in study.reported(preset):
-            training, stream = setting.experiment["training"], setting.experiment["stream"]
-            size = stream.get("train_size")
+            training, stream = (
+                setting.experiment["training"],
+                setting.runs[0].result.experiment.stream,
+            )
             key = (
                 len(setting.runs[0].result.test),
                 training["lr"],
                 training["epochs"],
-                "all" if size is None else f"{size:,}",
+                stream.learnt,
                 training["batch_size"],
             )
             sizes.setdefault(key, set()).update(setting.seeds)
@@ -54,9 +56,7 @@ def scale(study: Study) -> Table:
         Column("Preset", numeric=False),
         Column("Tasks"),
         Column("Epochs a task"),
-        Column(
-            "Training images", help="That the preset leaves for training, or the first so many"
-        ),
+        Column("Training examples", help="Of a task; the others of its data set are held out"),
         Column("Batch"),
         Column("Learning rate"),
         Column("Seeds", help="At least one method was run with"),

@@ -69,6 +69,12 @@ class CIFAR100Shift(Stream):
             if count is not None and count < 1:
                 raise ValueError(f"{name} is 1 or larger, got {count}")
 
+    @property
+    def learnt(self) -> str:
+        if self.train_size is not None:
+            return f"{self.train_size:,} a class"
+        return f"all but {self.validation:,} a class"
+
     def tasks(self, seed: int) -> Sequence[Task]:
         every = tuple(name for names in self.classes for name in names)
         images, width = self._images(every), len(self.classes[0])

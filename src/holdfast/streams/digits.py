@@ -49,6 +49,12 @@ class DigitStream(Stream):
             if count is not None and count < 1:
                 raise ValueError(f"{name} is 1 or larger, got {count}")
 
+    @property
+    def learnt(self) -> str:
+        if self.train_size is not None:
+            return f"{self.train_size:,}"
+        return "all" if self.train_on_validation else f"all but {self.validation:,}"
+
     def _digits(self) -> Digits:
         """Read the data set and part it."""
         images = self._images()

@@ -127,3 +127,8 @@ class Stream(ABC):
     @abstractmethod
     def tasks(self, seed: int) -> Sequence[Task]:
         """The tasks in order; the same seed gives the same numbers on every call."""
+
+    @property
+    @abstractmethod
+    def learnt(self) -> str:
+        """From how many examples a task is learnt, in words, e.g. ``"all but 5,000"``."""

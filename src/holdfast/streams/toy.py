@@ -53,6 +53,10 @@ class Toy(Stream):
                     f"{name} is an even number of examples, half of each class, got {count}"
                 )
 
+    @property
+    def learnt(self) -> str:
+        return f"{self.train:,}"
+
     def tasks(self, seed: int) -> Sequence[Task]:
         return [
             Task(
