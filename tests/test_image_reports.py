@@ -34,7 +34,7 @@ def test_permuted_mnist(tmp_path: Path) -> None:
     page = write(tmp_path).read_text()
     text = (tmp_path / "report.md").read_text()
     assert "| `original-code` | 10 | 1 | all | 100 | 0.0001 | 2 |" in text
-    assert "| `sketch-size` | 10 | 1 | all | 100 | 0.0001 | 2 |" in text
+    assert "| `sketch-size` | 10 | 1 | all but 5,000 | 100 | 0.0001 | 2 |" in text
     assert "the weight of the OLD tasks" in text
     figures = {path.name for path in (tmp_path / "figures").glob("*.svg")}
     for name in ("tasks-original-code-ewc", "sketch-size-mas", "sketch-size-tasks-ewc-fixed"):
