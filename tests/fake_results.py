@@ -316,7 +316,9 @@ def reproduced(
             if wanted.role == "tune":
                 assert wanted.regularizer is not None
                 away = abs(np.log10(wanted.regularizer.strength) - best)
-                flat = [[max(0.0, 0.95 - 0.1 * away)] * len(row) for row in found.validation]
-                found = dataclasses.replace(found, validation=flat)
+                flat = [[max(0.0, 0.95 - 0.1 * away)] * found.tasks]
+                found = dataclasses.replace(
+                    found, validation=flat, test=[], accuracy=[], initial=[]
+                )
             known[wanted.id] = found
             found.save(folder)

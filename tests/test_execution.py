@@ -48,6 +48,43 @@ def test_a_run_is_complete_and_can_be_saved(tmp_path: Any) -> None:
     assert result.penalty_bytes == 9 * 4 * 82
 
 
+def test_a_search_never_sees_test_data(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And ends with the network, and so the validation accuracies, of the run that is tested."""
+    tested = execute(experiment())
+
+    def missing(*arguments: Any) -> Any:
+        task = tasks(*arguments)
+        return [dataclasses.replace(t, test=None) for t in task]
+
+    tasks = Toy.tasks
+    monkeypatch.setattr(Toy, "tasks", missing)
+    monkeypatch.setattr("holdfast.execution._check_network", lambda *_: None)
+    result = execute(experiment(role="tune"), folder=tmp_path, patience=0.0)
+    assert result.validation == tested.validation
+    assert len(result.validation) == 1
+    assert (result.accuracy, result.test, result.initial) == ([], [], [])
+    assert results.load(result.save(tmp_path)) == result
+    assert result.outcome == f"{sum(result.validation[0]) / 3:.1%} on validation data"
+    assert result.tasks == tested.tasks == 3
+
+
+def test_a_stopped_search_goes_on(tmp_path: Any) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(fraction: float) -> None:
+        if fraction > 0.7:
+            raise Stop
+
+    search = experiment(role="tune")
+    with pytest.raises(Stop):
+        execute(search, folder=tmp_path, patience=0.0, progress=stop)
+    again = execute(search, folder=tmp_path)
+    assert numbers(again) == numbers(execute(search))
+    # what a search leaves of the first task lacks the test accuracies: a tested run begins anew
+    assert numbers(execute(experiment(), folder=tmp_path)) == numbers(execute(experiment()))
+
+
 @pytest.mark.parametrize(
     "changes",
     [

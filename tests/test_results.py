@@ -74,6 +74,12 @@ BROKEN: dict[str, tuple[Callable[[str], str], str]] = {
         "expected 2 tasks of 2 epochs",
     ),
     "a task too few": (edited(test=[[0.5, 0.5]]), "test: expected 2 lists of 2"),
+    "not tested": (edited(test=[], initial=[], accuracy=[]), "initial: expected 2 accuracies"),
+    "no validation": (edited(validation=[]), "validation: expected one accuracy per task"),
+    "validation of one task": (
+        edited(validation=[[0.5, 0.5], [0.5]]),
+        "validation: expected 1 accuracies",
+    ),
     "no number": (edited(initial=[0.5, None]), "fraction from 0 to 1, got None"),
     "per cent": (edited(initial=[50, 50]), "fraction from 0 to 1, got 50"),
     "a wrong type": (edited(initial=3), "."),

@@ -55,7 +55,7 @@ def first_task_id(experiment: Experiment) -> str:
         limit=None,
         storage="float32",
         mode="sequential",
-        role="report",
+        role="tune" if experiment.role == "tune" else "report",  # a search measures less
     )
     return f"first-{neutral.id}"
 

@@ -188,7 +188,7 @@ def run(
         from rich.console import Console
         from rich.progress import Progress
 
-        from holdfast import metrics, results
+        from holdfast import results
         from holdfast.checkpoint import Checkpoints
         from holdfast.execution import execute
         from holdfast.reproduction import check_writable, memory_note
@@ -205,7 +205,7 @@ def run(
             except results.BrokenResult as broken:
                 typer.echo(f"{broken}; running it again", err=True)
             else:
-                typer.echo(f"{experiment.label}: {metrics.average_accuracy(result.test):.1%}")
+                typer.echo(f"{experiment.label}: {result.outcome}")
                 typer.echo(f"{path} (was there already)")
                 return
         note = memory_note([experiment], 1)
@@ -220,7 +220,7 @@ def run(
                 )
             result.save(out)
             Checkpoints(out, experiment).remove()
-        typer.echo(f"{experiment.label}: {metrics.average_accuracy(result.test):.1%}")
+        typer.echo(f"{experiment.label}: {result.outcome}")
         typer.echo(str(path))
 
 

@@ -160,8 +160,10 @@ class _Run:
         self.test: list[list[float]] = []
         self.first = 0
         self.state = None if checkpoints is None else checkpoints.load()
+        self.tested = experiment.role != "tune"  # test data has no part in choosing a strength
         if self.state is None:
-            self.initial = accuracies(self.model, [task.test for task in self.tasks])
+            untrained = [task.test for task in self.tasks]
+            self.initial = accuracies(self.model, untrained) if self.tested else []
         else:
             self._resume(self.state)
 
@@ -192,14 +194,14 @@ class _Run:
         split = self.tasks[index].train
         if experiment.mode == "joint":
             split = join([task.train for task in self.tasks[: index + 1]])
-        seen = [task.test for task in self.tasks[: index + 1]]
+        seen = [task.test for task in self.tasks[: index + 1]] if self.tested else []
         begun = time.process_time()  # of the epoch: evaluation and checkpoints are not training
 
         def after_epoch(epoch: int) -> None:
             nonlocal begun
             self.watch.seconds["training"] += time.process_time() - begun
             with self.watch.measure("evaluation"):
-                epochs.append(accuracies(self.model, seen))
+                epochs.append(accuracies(self.model, seen) if seen else [])
             self._keep(index, epochs, generator)
             if self.progress is not None:
                 self.progress((index + (epoch + 1) / experiment.training.epochs) / len(self.tasks))
@@ -215,11 +217,17 @@ class _Run:
             after_epoch=after_epoch,
             done=len(epochs),
         )
-        self.accuracy.append(epochs)
         with self.watch.measure("evaluation"):
-            self.validation.append(accuracies(self.model, [t.validation for t in self.tasks]))
-            unseen = [task.test for task in self.tasks[index + 1 :]]  # the rest is known by now
-            self.test.append([*epochs[-1], *(accuracies(self.model, unseen) if unseen else [])])
+            if index + 1 == len(self.tasks):
+                held_out = [task.validation for task in self.tasks]
+                self.validation.append(accuracies(self.model, held_out))
+            if self.tested:
+                unseen = [
+                    task.test for task in self.tasks[index + 1 :]
+                ]  # the rest is known by now
+                later = accuracies(self.model, unseen) if unseen else []
+                self.test.append([*epochs[-1], *later])
+                self.accuracy.append(epochs)
 
     def _keep(self, index: int, epochs: list[list[float]], generator: torch.Generator) -> None:
         """Leave a checkpoint if enough work has been done since the last."""

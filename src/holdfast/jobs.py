@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from holdfast import boundaries, fisher_study, metrics, results
+from holdfast import boundaries, fisher_study, results
 from holdfast.checkpoint import Checkpoints, first_task_id
 from holdfast.configuration import register
 from holdfast.execution import execute
@@ -144,7 +144,7 @@ class RunExperiment(Job):
             boundaries.save(folder, self.id, maps, WINDOW)
         result.save(folder)
         Checkpoints(folder, self.experiment).remove()
-        return f"{metrics.average_accuracy(result.test):.1%}"
+        return result.outcome
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import IO, Any
 
 import torch
 
+from holdfast import metrics
 from holdfast.experiment import Experiment
 
 __all__ = ["FORMAT", "BrokenResult", "ForeignResult", "Result", "atomic", "load", "load_all"]
@@ -32,10 +33,13 @@ class ForeignResult(ValueError):
 class Result:
     """What a run measured. Accuracies are fractions, tasks are counted from 0.
 
+    A run that only chooses a strength is not tested: its lists of test accuracies are empty.
+
     Attributes:
         experiment: What was run.
         accuracy: ``accuracy[task][epoch]`` lists the test accuracies on tasks 0 to ``task``.
-        validation: ``validation[task]``: validation accuracies on all tasks after ``task`` was learnt.
+        validation: ``validation[-1]``: validation accuracies on all tasks after the last was learnt; older
+            files have a row for every task.
         test: ``test[task]``: test accuracies on all tasks after ``task`` was learnt.
         initial: Test accuracies on all tasks of the untrained network.
         seconds: Processor time of training, consolidation and evaluation; the total by the clock.
@@ -55,6 +59,18 @@ class Result:
     floats_per_parameter: float
     versions: dict[str, str]
     machine: dict[str, int]
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks were learnt."""
+        return len(self.validation[-1])
+
+    @property
+    def outcome(self) -> str:
+        """The average accuracy after the last task, for people; of a search, on validation data."""
+        if self.test:
+            return f"{metrics.average_accuracy(self.test):.1%}"
+        return f"{sum(self.validation[-1]) / self.tasks:.1%} on validation data"
 
     def to_json(self) -> dict[str, Any]:
         """The content of the result file."""
@@ -184,17 +200,21 @@ def _check_costs(result: Result) -> None:
 
 def _check_shapes(result: Result) -> None:
     """Refuse accuracies whose number does not follow from the experiment."""
-    tasks, epochs = len(result.initial), result.experiment.training.epochs
-    if not tasks:
-        raise ValueError("initial: expected one accuracy per task, got none")
-    for name in ("validation", "test"):
-        rows = getattr(result, name)
-        if [len(row) for row in rows] != [tasks] * tasks:
-            raise ValueError(f"{name}: expected {tasks} lists of {tasks} accuracies")
-    shape = [[len(seen) for seen in rows] for rows in result.accuracy]
-    if shape != [[task + 1] * epochs for task in range(tasks)]:
+    if not result.validation or not result.validation[-1]:
+        raise ValueError("validation: expected one accuracy per task, got none")
+    tasks, epochs = result.tasks, result.experiment.training.epochs
+    if [len(row) for row in result.validation] not in ([tasks], [tasks] * tasks):
+        raise ValueError(f"validation: expected {tasks} accuracies after the last task")
+    untested = result.experiment.role == "tune" and not result.test
+    rows = 0 if untested else tasks
+    if len(result.initial) != rows:
+        raise ValueError(f"initial: expected {rows} accuracies, got {len(result.initial)}")
+    if [len(row) for row in result.test] != [tasks] * rows:
+        raise ValueError(f"test: expected {rows} lists of {tasks} accuracies")
+    shape = [[len(seen) for seen in part] for part in result.accuracy]
+    if shape != [[task + 1] * epochs for task in range(rows)]:
         raise ValueError(
-            f"accuracy: expected {tasks} tasks of {epochs} epochs, in task k one accuracy for each "
+            f"accuracy: expected {rows} tasks of {epochs} epochs, in task k one accuracy for each "
             "of the tasks 0 to k"
         )
     numbers = [result.initial, *result.validation, *result.test]

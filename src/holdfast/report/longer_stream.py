@@ -36,7 +36,7 @@ def longer_stream(study: Study, short: str, long: str) -> list[Table | Text]:
                 count(len(b.runs)),
             ]
         )
-    tasks = [len(pairs[0][place].runs[0].result.test) for place in (0, 1)]
+    tasks = [pairs[0][place].runs[0].result.tasks for place in (0, 1)]
     table = Table(
         f"order-{long}",
         f"The order after {tasks[0]} and after {tasks[1]} tasks",

@@ -70,7 +70,7 @@ def _anchor(setting: Setting) -> str:
 
 
 def _tasks(setting: Setting) -> int:
-    return len(setting.runs[0].result.test)
+    return setting.runs[0].result.tasks
 
 
 def _images(setting: Setting) -> str:

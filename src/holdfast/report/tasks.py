@@ -33,7 +33,7 @@ def scale(study: Study) -> Table:
                 setting.runs[0].result.experiment.stream,
             )
             key = (
-                len(setting.runs[0].result.test),
+                setting.runs[0].result.tasks,
                 training["lr"],
                 training["epochs"],
                 stream.learnt,
@@ -149,8 +149,8 @@ def over_epochs(study: Study, preset: str) -> Figure | None:
     panels = []
     for importance in dict.fromkeys(s.importance for s in settings):
         members = [s for s in settings if s.importance == importance] + study.baselines(preset)
-        for task in (0, len(settings[0].runs[0].result.test) - 1):
-            members = [s for s in members if len(s.runs[0].result.test) > task]
+        for task in (0, settings[0].runs[0].result.tasks - 1):
+            members = [s for s in members if s.runs[0].result.tasks > task]
             title = f"{words(importance)}, {preset}: task {task + 1}"
             panels.append(
                 panel(
