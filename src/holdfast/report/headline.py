@@ -13,6 +13,7 @@ __all__ = ["baselines", "companions", "headlines", "primaries", "sized"]
 
 _RESET = {"original-code": "epoch"}  # when Adam starts anew; with every task elsewhere
 _ORIGINAL_BLOCK = {"ewc": 10}  # the original code passed a block size for MAS alone
+_OUTPUTS = {"cifar100": "softmax"}  # of MAS, where both were run: what the printed λ belongs to
 _PAPER_SIZE = {
     "block_diagonal": ("size", 50),
     "count_sketch": ("size", 50),
@@ -43,6 +44,7 @@ def _distance(
         scale(setting.experiment) != scales[setting.preset],
         name != "" and parameters.get(name) != wanted,
         parameters.get("copies", 1) != 1,
+        setting.part("importance").get("outputs") != _OUTPUTS.get(setting.recipe, "logits"),
         len(setting.variant),
         setting.history != main_history(setting.recipe, setting.preset),
         setting.anchor != "latest",
