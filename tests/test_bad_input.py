@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -580,3 +581,14 @@ def test_the_whole_matrix_of_a_large_model_is_refused_before_anything_is_compute
 
 def test_the_estimate_of_free_memory_is_plausible() -> None:
     assert 2**20 < memory.available(torch.device("cpu")) < 2**50
+
+
+@pytest.mark.parametrize(
+    ("limit", "left"), [("1000000", 1000000 - 700000 + 50000), ("600000", 0), ("max", 2**62)]
+)
+def test_the_limit_of_a_container_counts(limit: str, left: int, tmp_path: Path) -> None:
+    assert memory._of_container(tmp_path) == 2**62
+    (tmp_path / "memory.max").write_text(f"{limit}\n")
+    (tmp_path / "memory.current").write_text("700000\n")
+    (tmp_path / "memory.stat").write_text("anon 600000\ninactive_file 50000\n")
+    assert memory._of_container(tmp_path) == left

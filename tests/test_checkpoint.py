@@ -1,6 +1,8 @@
 """A stopped run goes on to the bit; the first task is learnt once for all methods."""
 
 import dataclasses
+import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 
 import holdfast as hf
 from holdfast import execution
-from holdfast.checkpoint import Checkpoints, first_task_id, remove_all
+from holdfast.checkpoint import Checkpoints, first_task_id, remove_beginnings
 from holdfast.execution import execute
 from holdfast.experiment import Experiment
 from holdfast.jobs import RunExperiment
@@ -226,7 +228,7 @@ def test_a_finished_job_removes_its_own(tmp_path: Path, monkeypatch: pytest.Monk
     assert names == [f"{first_task_id(DIGITS)}.safetensors"]
 
 
-@pytest.mark.parametrize("bad", ["own", "penalty", "versions"])
+@pytest.mark.parametrize("bad", ["own", "penalty", "versions", "a bit of own", "a bit of penalty"])
 def test_a_damaged_checkpoint_is_said_and_not_used(
     bad: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,21 +239,52 @@ def test_a_damaged_checkpoint_is_said_and_not_used(
     if bad == "versions":
         monkeypatch.setattr("holdfast.results.versions", lambda: {"holdfast": "9"})
     else:
-        suffix = {"own": "", "penalty": "-penalty-2"}[bad]
+        suffix = "-penalty-2" if "penalty" in bad else ""
         path = folder / f"{DIGITS.id}{suffix}.safetensors"
-        path.write_bytes(path.read_bytes()[:-100])
-    with pytest.warns(UserWarning, match="is not used"):
-        found, _ = run(DIGITS, tmp_path, patience=1000.0)
+        content = bytearray(path.read_bytes())
+        if "bit" in bad:
+            content[-100] ^= 1
+        path.write_bytes(content if "bit" in bad else content[:-100])
+    with pytest.warns(UserWarning, match="is not used"), pytest.raises(Stopped):
+        run(DIGITS, tmp_path, 4)
+    with warnings.catch_warnings():  # what was computed again has replaced it
+        warnings.simplefilter("error")
+        found, _ = run(DIGITS, tmp_path)
     assert measured(found) == measured(whole)
 
 
-def test_all_can_be_removed(tmp_path: Path) -> None:
-    remove_all(tmp_path)
+def test_a_checkpoint_that_another_process_removes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, _ = run(DIGITS, None)
+    with pytest.raises(Stopped):
+        run(DIGITS, tmp_path, 3)
+
+    def gone(*_: object, **__: object) -> None:
+        raise FileNotFoundError("gone")
+
+    monkeypatch.setattr("holdfast.checkpoint.safe_open", gone)
+    with pytest.warns(UserWarning, match="gone"):
+        found, _ = run(DIGITS, tmp_path)
+    assert measured(found) == measured(whole)
+
+
+def test_beginnings_can_be_removed(tmp_path: Path) -> None:
+    remove_beginnings(tmp_path, ["first-0"])
     run(DIGITS, tmp_path)
-    assert list((tmp_path / "checkpoints").iterdir())
-    (tmp_path / "checkpoints" / ".some.safetensors.x7").touch()  # of a process that was killed
-    remove_all(tmp_path)
-    assert not (tmp_path / "checkpoints").exists()
+    folder = tmp_path / "checkpoints"
+    names = [path.name for path in folder.iterdir() if path.name.startswith("first")]
+    assert names == [f"{first_task_id(DIGITS)}.safetensors"]
+    Checkpoints(tmp_path, DIGITS).remove()
+    being_written, abandoned = folder / ".some.safetensors.x7", folder / ".some.safetensors.x8"
+    for path in (being_written, abandoned):
+        path.touch()
+    os.utime(abandoned, (0, 0))  # of a process that was killed
+    remove_beginnings(tmp_path, ["first-0"])
+    assert sorted(p.name for p in folder.iterdir()) == sorted([being_written.name, *names])
+    being_written.unlink()
+    remove_beginnings(tmp_path, [first_task_id(DIGITS)])
+    assert not folder.exists()
 
 
 def test_nothing_there(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from holdfast.augmentation import Augmentation
 from holdfast.data import CorruptData, DataFile, MissingData, cifar100, restricted_pickle
 from holdfast.data.cifar100_classes import (
     CLASSES,
@@ -240,6 +241,44 @@ class TestTenClasses:
         archive = write_archive(tmp_path, train=batch([4]), test=batch([4]))
         assert len(cifar100.load(("beaver",), tmp_path, archive).train) == 1
 
+    @pytest.mark.parametrize("part", ["train", "test"])
+    def test_a_class_without_images_of_a_part_is_lacking(self, part: str, tmp_path: Path) -> None:
+        content = arrays()
+        kept = content[f"y_{part}"] != 0
+        for kind in ("x", "y", "fine"):
+            content[f"{kind}_{part}"] = content[f"{kind}_{part}"][kept]
+        write_npz(tmp_path, content)
+        with pytest.raises(MissingData, match="has no dolphin"):
+            cifar100.load(("dolphin",), tmp_path, fetching=False)
+        assert len(cifar100.load(("apple",), tmp_path, fetching=False).test)
+
+    def test_says_what_is_there_when_the_archive_cannot_be_fetched(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        write_npz(tmp_path, arrays())
+        closed = DataFile("archive.tar.gz", 1, "0" * 64, ("http://127.0.0.1:9/archive.tar.gz",))
+        with pytest.raises(
+            MissingData, match=r"has the paper's ten classes; the archive, .* is not"
+        ):
+            cifar100.fetch(tmp_path, closed)
+
+    def test_an_encrypted_member(self, tmp_path: Path) -> None:
+        path = write_npz(tmp_path, arrays())
+        content = bytearray(path.read_bytes())
+        with zipfile.ZipFile(path) as file:
+            for member in file.infolist():
+                content[member.header_offset + 6] |= 1
+        at = content.find(b"PK\x01\x02")
+        while at >= 0:
+            content[at + 8] |= 1
+            at = content.find(b"PK\x01\x02", at + 1)
+        path.write_bytes(content)
+        with pytest.raises(
+            CorruptData, match=r"cls\.npz is damaged or not an npz file .*encrypted"
+        ):
+            cifar100.load(TEN, tmp_path, fetching=False)
+
     def test_object_arrays_are_refused(self, tmp_path: Path) -> None:
         path = write_npz(tmp_path, {**arrays(), "y_train": np.array([Harmful()], dtype=object)})
         with pytest.raises(CorruptData, match="'y_train' holds Python objects") as caught:
@@ -329,6 +368,8 @@ class TestStream:
             ({"classes": (("dolphin",), ("dolphin",))}, "dolphin does not"),
             ({"classes": (("dolphin", "apple"), ("whale",))}, "equally many names"),
             ({"classes": ()}, "equally many names"),
+            ({"classes": ((), ())}, "equally many names"),
+            ({"augmentation": Augmentation(translate=32)}, "smaller than an image of 32 × 32"),
             ({"validation": 0}, "validation is 1 or larger"),
             ({"source": "cifar10"}, "unknown source"),
         ],

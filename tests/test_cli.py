@@ -240,6 +240,13 @@ def test_inspect_shows_a_penalty_and_sees_damage(tmp_path: Path) -> None:
     assert "is damaged" in damaged.output
 
 
+def test_a_budget_that_no_run_fits_into_is_no_error() -> None:
+    outcome = holdfast("reproduce", "toy", "--time-budget", "1s", "--jobs", "1", "--out", "new")
+    assert outcome.exit_code == 0, outcome.output
+    assert "do not fit into the time budget; the same command goes on" in outcome.stdout
+    assert "0 runs finished" in outcome.stdout
+
+
 def test_the_smoke_of_one_table_from_command_to_report() -> None:
     options = ["--smoke", "--no-extras", "--preset", "original-code", "--jobs", "1"]
     outcome = holdfast("reproduce", "toy", *options)

@@ -1,15 +1,18 @@
 """The recipes on images: their presets as the protocol has them, and how a search leads to reported runs."""
 
 import dataclasses
+import io
 import itertools
 import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import holdfast as hf
 from holdfast import memory
 from holdfast.approximation import CountSketch, Diagonal
+from holdfast.display import Lines
 from holdfast.execution import execute
 from holdfast.experiment import Experiment
 from holdfast.history import MovingAverage, Sum
@@ -20,7 +23,9 @@ from holdfast.original_diagonal import OriginalDiagonal
 from holdfast.recipes import RECIPES, Request
 from holdfast.recipes.cells import Cell, plan
 from holdfast.recipes.tuning import Tuning
-from holdfast.reproduction import memory_note
+from holdfast.report import write
+from holdfast.reproduction import memory_note, reproduce
+from holdfast.results import load_all
 from holdfast.settings import change_all
 from holdfast.streams import CIFAR100Shift, PermutedMNIST
 
@@ -177,7 +182,8 @@ class TestCIFAR:
             (EWC(), Diagonal(), 1e5, None),
             (EWC(), CountSketch(50), 1e2, None),
             (MAS(outputs="softmax"), Diagonal(), 1e5, OriginalDiagonal()),
-            (MAS(), Diagonal(), 1e5, None),
+            (MAS(outputs="softmax"), Diagonal(), 1e5, None),
+            (MAS(outputs="softmax"), CountSketch(50), 1e3, None),
             (MAS(), CountSketch(50), 1e3, None),
         ],
     )
@@ -236,6 +242,21 @@ def test_smoke_is_small_and_needs_no_data(recipe: str, preset: str) -> None:
 def test_a_smoke_run_runs(recipe: str, preset: str) -> None:
     result = execute(RECIPES[recipe].example(preset, smoke=True))
     assert len(result.test) == 2
+
+
+def test_the_whole_smoke_of_cifar100(tmp_path: Path) -> None:
+    """Every cell of both presets, a search among them; `paper` leaves to `fair` what it begins with."""
+    out, lines = tmp_path / "results", Lines(Console(file=io.StringIO()))
+    for preset in ("paper", "fair"):
+        summary = reproduce(CIFAR, Request((preset,), 1, smoke=True), out, lines, jobs=1)
+        assert (summary.failed, summary.left) == ([], [])
+        begun = list((out / "checkpoints").glob("first-*")) if preset == "paper" else []
+        assert summary.ran == {"paper": 9, "fair": 2}[preset]
+        assert (out / "checkpoints").exists() == bool(begun)
+    labels = {result.experiment.label for result in load_all(out).values()}
+    assert len(labels) == 11
+    assert any("tuning" in label for label in labels)
+    assert write(out).exists()
 
 
 class TestCells:

@@ -3,6 +3,7 @@
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import fake_results
@@ -26,6 +27,25 @@ def _no_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def fill(folder: Path, recipe: str, preset: str, best: float = 3.0, seeds: int = 2) -> None:
     """A preset at one epoch a task."""
     fake_results.reproduced(folder, recipe, preset, seeds, ["training.epochs=1"], best)
+
+
+@pytest.mark.parametrize("damage", ["nothing", "no npz", "a class is lacking"])
+def test_a_report_does_without_pictures(
+    damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It fetches nothing, and tells nothing wrong about data that it does not need."""
+    monkeypatch.setattr("holdfast.data.cifar100._fetch", lambda *_: pytest.fail("fetched"))
+    fill(tmp_path, "cifar100", "paper")
+    place = tmp_path / "none" / "cifar100"
+    place.mkdir(parents=True)
+    if damage == "no npz":
+        (place / "cifar100_10cls.npz").write_bytes(b"damaged")
+    elif damage == "a class is lacking":
+        x, y = np.zeros((9, 32, 32, 3), np.uint8), np.zeros(9, np.int64)
+        parts = {f"{k}_{p}": v for p in ("train", "test") for k, v in (("x", x), ("y", y))}
+        parts |= {f"fine_{p}": np.full(9, 30) for p in ("train", "test")}
+        np.savez(place / "cifar100_10cls.npz", class_names=np.array(["dolphin"]), **parts)
+    assert "Augmentation" not in write(tmp_path).read_text()
 
 
 def test_permuted_mnist(tmp_path: Path) -> None:

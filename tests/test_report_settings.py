@@ -14,6 +14,8 @@ from holdfast.recipes import RECIPES
 from holdfast.report.loading import read
 from holdfast.report.naming import names
 from holdfast.report.standard import main_history
+from holdfast.settings import change_all
+from holdfast.streams import CIFAR100Shift
 
 
 @pytest.fixture(autouse=True)
@@ -162,6 +164,20 @@ def test_the_command_makes_what_is_shown(
     study = read(tmp_path)
     assert study.command("fair") == f"holdfast reproduce permuted-mnist {command}"
     assert study.command() == "holdfast reproduce permuted-mnist"
+
+
+def test_the_command_of_another_network_and_stream(tmp_path: Path) -> None:
+    found = RECIPES["cifar100"].example("paper")
+    assert isinstance(found.stream, CIFAR100Shift)
+    stream = dataclasses.replace(found.stream, augmentation=None, train_size=10)
+    model = dataclasses.replace(found.model, depth=10)
+    save(tmp_path, dataclasses.replace(found, stream=stream, model=model))
+    command = read(tmp_path).command("paper")
+    changes = "--train-size 10 --set model.depth=10 --set stream.augmentation=null"
+    assert command == f"holdfast reproduce cifar100 --preset paper --seeds 1 {changes}"
+    settings = [word for word in command.split() if word.startswith(("model", "stream"))]
+    settings.append("stream.train_size=10")
+    assert change_all(found, settings) == dataclasses.replace(found, stream=stream, model=model)
 
 
 def test_the_command_of_all_presets(tmp_path: Path) -> None:

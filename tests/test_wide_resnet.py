@@ -110,6 +110,11 @@ def test_autocast_is_for_training_only() -> None:
     assert torch.equal(cast.eval()(x), plain.eval()(x))
 
 
+def test_dropout_of_nearly_everything() -> None:
+    network = wide_resnet(depth=10, width=1, dropout=1 - 1e-7)
+    assert network.train()(torch.randn(2, 3, 32, 32)).isfinite().all()
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

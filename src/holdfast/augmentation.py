@@ -35,6 +35,13 @@ class Augmentation:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is 0 or larger, got {getattr(self, name)}")
 
+    def check(self, height: int, width: int) -> None:
+        """Refuse images that are too small to be moved so far."""
+        if self.translate >= min(height, width):
+            raise ValueError(
+                f"translate is smaller than an image of {height} × {width}, got {self.translate}"
+            )
+
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """The changed images, shape (batch, channels, height, width), stored channels last.
 
@@ -47,10 +54,7 @@ class Augmentation:
                 f"expected images (batch, channels, height, width), got {tuple(images.shape)}"
             )
         count, _, height, width = images.shape
-        if self.translate >= min(height, width):
-            raise ValueError(
-                f"translate is smaller than an image of {height} × {width}, got {self.translate}"
-            )
+        self.check(height, width)
         device = images.device
         rows = self._moved(count, height, generator).to(device)
         columns = self._moved(count, width, generator)

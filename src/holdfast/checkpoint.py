@@ -9,7 +9,9 @@ import functools
 import json
 import os
 import tempfile
+import time
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,10 @@ from holdfast import results, storage
 from holdfast.experiment import Experiment
 from holdfast.penalty import Penalty
 
-__all__ = ["Checkpoints", "State", "first_task_id", "remove_all"]
+__all__ = ["Checkpoints", "State", "first_task_id", "remove_beginnings"]
 
-_KEY = "holdfast-checkpoint"
+_KEY, _DIGEST = "holdfast-checkpoint", "sha256"  # of the file's metadata
+_ABANDONED = 3600.0  # seconds after which a file that was never finished is nobody's any more
 
 
 @dataclasses.dataclass
@@ -72,13 +75,15 @@ class Checkpoints:
         self._folder = Path(folder) / "checkpoints"
         self._own, self._first = experiment.id, first_task_id(experiment)
         self._epochs = experiment.training.epochs
+        self._kept = 0  # tasks in the penalty file that this process knows to be right
 
     def save(self, state: State) -> None:
         """Keep a state instead of the last one; the files are whole at every moment."""
         self._folder.mkdir(parents=True, exist_ok=True)
         count = 0 if state.penalty is None else len(state.penalty.tasks)
-        if state.penalty is not None and not self._penalty(count).exists():
+        if state.penalty is not None and self._kept != count:
             state.penalty.save(self._penalty(count))
+            self._kept = count
         header = {
             "task": state.task,
             "epochs": state.epochs,
@@ -97,7 +102,7 @@ class Checkpoints:
                 continue
             try:
                 return self._read(path)
-            except (SafetensorError, storage.FileError, KeyError, ValueError) as error:
+            except (SafetensorError, OSError, KeyError, ValueError) as error:
                 warnings.warn(
                     f"{path} is not used, what it held is computed again: {error}", stacklevel=2
                 )
@@ -137,11 +142,15 @@ class Checkpoints:
 
     def _read(self, path: Path) -> State:
         with safe_open(path, framework="pt") as file:
-            header = _usable(file.metadata())
+            metadata = file.metadata()
+            header = _usable(metadata)
             tensors = {name: file.get_tensor(name) for name in file.keys()}
+        if storage.digest(metadata[_KEY], tensors) != metadata[_DIGEST]:
+            raise ValueError("it is damaged: its digest differs")
         penalty = None
         if header["penalty"]:
             penalty = storage.load(self._penalty(header["penalty"]))
+            self._kept = header["penalty"]
         return State(header["task"], header["epochs"], header["record"], tensors, penalty)
 
     def _write(self, path: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
@@ -150,7 +159,9 @@ class Checkpoints:
         handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=self._folder)
         os.close(handle)
         try:
-            save_file(apart, temporary, metadata={_KEY: json.dumps(header)})
+            text = json.dumps(header)
+            marks = {_KEY: text, _DIGEST: storage.digest(text, apart)}
+            save_file(apart, temporary, metadata=marks)
             with open(temporary, "rb+") as written:
                 os.fsync(written.fileno())
             os.replace(temporary, path)
@@ -167,10 +178,13 @@ def _usable(metadata: dict[str, str] | None) -> dict[str, Any]:
     return header
 
 
-def remove_all(folder: Path) -> None:
-    """Remove every checkpoint of a results folder in which nothing is left to run."""
+def remove_beginnings(folder: Path, names: Iterable[str]) -> None:
+    """Remove first tasks that no run begins with any more, and what killed processes had begun to write."""
     place = Path(folder) / "checkpoints"
-    for path in place.glob("*.safetensors*"):  # also what a killed process had begun to write
-        path.unlink(missing_ok=True)
+    for name in names:
+        (place / f"{name}.safetensors").unlink(missing_ok=True)
+    for path in place.glob(".*"):
+        if time.time() - path.stat().st_mtime > _ABANDONED:
+            path.unlink(missing_ok=True)
     if place.exists() and not any(place.iterdir()):
         place.rmdir()

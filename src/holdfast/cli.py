@@ -157,9 +157,10 @@ def reproduce(
         typer.echo(f"{summary.ran} runs finished, {summary.kept} were there already.")
         for label, reason in summary.failed:
             typer.echo(f"failed: {label}: {reason}", err=True)
-        with writing(folder):
-            page = _report(folder, folder)
-        typer.echo(str(page))
+        if summary.ran + summary.kept:
+            with writing(folder):
+                page = _report(folder, folder)
+            typer.echo(str(page))
         if summary.failed:
             raise typer.Exit(1)
 

@@ -122,11 +122,21 @@ class Experiment:
             words.append("tuning")
         return " ".join([*words, f"seed {self.seed}"])
 
+    def _unusual(self) -> list[str]:
+        """Choices of the importance that are not the usual ones: its labels or outputs."""
+        assert self.regularizer is not None
+        importance: Any = self.regularizer.importance
+        return [
+            str(value)
+            for field in dataclasses.fields(importance)
+            if isinstance(value := getattr(importance, field.name), str) and value != field.default
+        ]
+
     def _method(self) -> list[str]:
         """The words of the label that tell regularizers apart."""
         data = self.to_json()["regularizer"]
         importance, approximation = data["importance"], data["approximation"]
-        words = [importance["name"], approximation["name"]]
+        words = [importance["name"], *self._unusual(), approximation["name"]]
         words += [
             f"{approximation[k]}" for k in ("size", "rank") if approximation.get(k) is not None
         ]

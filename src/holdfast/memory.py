@@ -7,11 +7,18 @@ import torch
 
 __all__ = ["available", "readable", "require"]
 
+_UNKNOWN = 2**62
+
 
 def available(device: torch.device) -> int:
     """Bytes that can still be allocated on ``device``; a huge number where it cannot be told."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
+    return min(_of_machine(), _of_container())
+
+
+def _of_machine() -> int:
+    """What the whole machine has left."""
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         for line in meminfo.read_text().splitlines():
@@ -19,7 +26,17 @@ def available(device: torch.device) -> int:
                 return int(line.split()[1]) * 1024
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return 2**62
+    return _UNKNOWN
+
+
+def _of_container(place: Path = Path("/sys/fs/cgroup")) -> int:
+    """What the limit of a container or a batch job leaves; files that are only cached make room."""
+    try:
+        limit, used = ((place / f"memory.{name}").read_text() for name in ("max", "current"))
+        stat = dict(line.split() for line in (place / "memory.stat").read_text().splitlines())
+        return max(0, int(limit) - int(used) + int(stat["inactive_file"]))
+    except (OSError, ValueError, KeyError):  # no limit ("max"), or none that can be read
+        return _UNKNOWN
 
 
 def readable(count: float) -> str:

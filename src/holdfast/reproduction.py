@@ -84,9 +84,18 @@ def reproduce(
             budget=budget,
             estimator=estimator,
         )
-    if not summary.left and not summary.failed:  # what several runs shared is needed no longer
-        checkpoint.remove_all(folder)
+    if not summary.left and not summary.failed:
+        _tidy(recipe, request, score, folder)
     return summary
+
+
+def _tidy(recipe: Recipe, request: Request, score: Score, folder: Path) -> None:
+    """Remove the first tasks that runs shared, but for those that other presets will begin with."""
+    every = dataclasses.replace(request, presets=tuple(recipe.presets), extras=True)
+    known = [job for job in recipe.jobs(every, score) if job.beginning is not None]
+    needed = {job.beginning for job in known if not job.done(folder)}
+    names = {job.beginning for job in recipe.jobs(request, score)} - needed
+    checkpoint.remove_beginnings(folder, [name for name in names if name is not None])
 
 
 def memory_note(experiments: Iterable[Experiment], processes: int) -> str | None:

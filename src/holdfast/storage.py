@@ -23,7 +23,7 @@ from holdfast.matrices import MATRICES
 from holdfast.parameters import ParameterSpace
 from holdfast.penalty import Penalty, TaskRecord
 
-__all__ = ["FORMAT", "FileError", "describe", "load", "save"]
+__all__ = ["FORMAT", "FileError", "describe", "digest", "load", "save"]
 
 FORMAT = 1
 _HEADER, _DIGEST = "holdfast", "sha256"  # keys of the file's metadata
@@ -66,7 +66,7 @@ def save(penalty: Penalty, path: str | Path) -> None:
     try:
         part.touch()
         mode = part.stat().st_mode  # that of any new file; the writer makes its own private
-        save_file(tensors, part, metadata={_HEADER: text, _DIGEST: _digest(text, tensors)})
+        save_file(tensors, part, metadata={_HEADER: text, _DIGEST: digest(text, tensors)})
         with open(part, "rb+") as written:
             os.fsync(written.fileno())
         part.chmod(mode)
@@ -158,7 +158,7 @@ def _read(path: Path, mapped: bool) -> tuple[dict[str, Any], dict[str, Tensor], 
         raise FileError(
             f"{path}: not a readable penalty file: foreign, truncated or damaged ({error})"
         ) from error
-    return header, tensors, _digest(text, tensors) == metadata[_DIGEST]
+    return header, tensors, digest(text, tensors) == metadata[_DIGEST]
 
 
 def _header(path: Path, header: Any) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def _header(path: Path, header: Any) -> dict[str, Any]:
     return header
 
 
-def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
+def digest(text: str, tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 over the header, then names, dtypes, shapes and bytes."""
     sha = hashlib.sha256(text.encode())
     for name in sorted(tensors):

@@ -15,7 +15,7 @@ class _Dropout(nn.Dropout):
 
     def forward(self, x: Tensor) -> Tensor:
         """Zero some of the numbers in training, and scale the others up."""
-        dropped = round(self.p * 2**16)
+        dropped = min(round(self.p * 2**16), 2**16 - 1)
         dense = x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)
         if not self.training or x.device.type != "cpu" or not dense or not dropped:
             return super().forward(x)

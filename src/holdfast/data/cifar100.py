@@ -61,7 +61,8 @@ def load(
     absent: list[str] = []
     if (place / SUBSET).exists():
         arrays = _read_npz(place / SUBSET)
-        absent = [name for name in classes if find(name) not in set(np.unique(arrays[1]))]
+        whole = set(np.unique(arrays[1])) & set(np.unique(arrays[3]))  # to learn, and to test on
+        absent = [name for name in classes if find(name) not in whole]
         if not absent:
             return _choose(arrays, wanted, tuple(classes), SUBSET)
     if not (place / archive.name).exists():
@@ -155,7 +156,8 @@ def _read_npz(path: Path) -> Arrays:
             content = {name: _array(file, name, path) for name in (*names, "class_names")}
     except CorruptData:
         raise
-    except (zipfile.BadZipFile, EOFError, OSError, zlib.error) as error:
+    except (zipfile.BadZipFile, EOFError, OSError, RuntimeError, zlib.error) as error:
+        # a RuntimeError is zipfile's word for what is encrypted, or packed in a way it does not know
         raise CorruptData(f"{path} is damaged or not an npz file ({error})") from error
     except ValueError as error:  # np.load's word for a file that is no npz
         raise CorruptData(f"{path} is not an npz file of plain arrays ({error})") from error
@@ -246,11 +248,15 @@ def _check_images(images: NDArray[Any], fine: NDArray[Any], where: str) -> None:
 
 def _instructions(place: Path, archive: DataFile, problem: str, absent: Sequence[str] = ()) -> str:
     """What to do by hand."""
+    what = "CIFAR-100 is"
+    if absent:
+        what = (
+            f"{place / SUBSET} has no {', '.join(absent)}; the archive, which has all classes, is"
+        )
+    elif (place / SUBSET).exists():
+        what = f"{place / SUBSET} has the paper's ten classes; the archive, which has all, is"
     lines = [
-        "CIFAR-100 is not on this machine and could not be fetched."
-        if not absent
-        else f"{place / SUBSET} has no {', '.join(absent)}; the archive, which has all classes, is "
-        "not on this machine and could not be fetched.",
+        f"{what} not on this machine and could not be fetched.",
         f"Download {archive.name}",
         f"from {' or '.join(archive.urls) or 'the page of CIFAR-100'}",
         f"into {place}",

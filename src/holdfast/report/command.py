@@ -1,5 +1,7 @@
 """The command that makes (or resumes) what is shown, with the options it was run with."""
 
+import json
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,6 +10,8 @@ from holdfast.report.settings import Setting
 from holdfast.report.standard import usual
 
 __all__ = ["command"]
+
+_OWN_OPTION = ("stream.source", "stream.train_size")  # or none is needed
 
 
 def command(recipe: str, reported: Mapping[str, Sequence[Setting]], preset: str | None) -> str:
@@ -63,12 +67,29 @@ def _options(setting: Setting) -> tuple[str, ...]:
     size = ours["stream"].get("train_size")
     if size is not None and size != example["stream"].get("train_size"):
         options += ["--train-size", str(size)]
+    for field in ("model", "stream"):
+        options += _changes(field, ours[field], example[field])
     return tuple(options)
+
+
+def _changes(path: str, ours: Any, example: Any) -> list[str]:
+    """Fields that differ from the recipe's own, as options that set them."""
+    if ours == example or path in _OWN_OPTION:
+        return []
+    if (
+        isinstance(ours, Mapping)
+        and isinstance(example, Mapping)
+        and ours.keys() == example.keys()
+    ):
+        return [
+            word for name in ours for word in _changes(f"{path}.{name}", ours[name], example[name])
+        ]
+    return ["--set", shlex.quote(f"{path}={json.dumps(ours, ensure_ascii=False)}")]
 
 
 def _frame(experiment: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Network and stream, but for what has an option of its own or does not matter."""
-    left_out = ("source", "train_size")
+    stream = experiment["stream"]
     return experiment["model"], {
-        k: v for k, v in experiment["stream"].items() if k not in left_out
+        k: v for k, v in stream.items() if f"stream.{k}" not in _OWN_OPTION
     }

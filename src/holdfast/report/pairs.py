@@ -151,7 +151,7 @@ def main_comparison(study: Study) -> Table | None:
         if values is None:
             continue
         means = [sum(finals(s).values()) / len(s.runs) for s in (a, b)]
-        kind = ", flattened diagonal" if b in study.companions else ""
+        kind = ", flattened diagonal" if b.flattened else ""
         rows.append(
             [
                 Cell(f"`{preset}` · {words(importance)}{kind}", f"{len(rows):03d}"),
@@ -173,7 +173,7 @@ def main_comparison(study: Study) -> Table | None:
             Column("Preset", numeric=False),
             Column("Paper", help="Difference of the printed means"),
             Column("Sketched"),
-            Column("Diagonal", help="In original-code: the flattened diagonal, as printed"),
+            Column("Diagonal", help="Of single examples, or the flattened one that was printed"),
             Column("Difference"),
             Column("95 % interval"),
             Column("Seeds"),

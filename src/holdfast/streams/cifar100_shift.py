@@ -17,6 +17,7 @@ __all__ = ["MEAN", "STD", "CIFAR100Shift", "normalise"]
 # Of the colour channels, from 0 to 255, as the Wide-ResNet was published with.
 MEAN = (125.3, 123.0, 113.9)
 STD = (63.0, 62.1, 66.7)
+SIDE = 32  # pixels
 
 
 def normalise(stored: Tensor) -> Tensor:
@@ -54,7 +55,7 @@ class CIFAR100Shift(Stream):
     augmentation: Augmentation | None = dataclasses.field(default_factory=Augmentation)
 
     def __post_init__(self) -> None:
-        if not self.classes or len({len(names) for names in self.classes}) != 1:
+        if not self.classes or not all(self.classes) or len(set(map(len, self.classes))) != 1:
             raise ValueError(f"classes are tasks of equally many names, got {self.classes}")
         for names in zip(*self.classes, strict=True):
             same_superclass(names)
@@ -68,6 +69,8 @@ class CIFAR100Shift(Stream):
             count = getattr(self, name)
             if count is not None and count < 1:
                 raise ValueError(f"{name} is 1 or larger, got {count}")
+        if self.augmentation is not None:
+            self.augmentation.check(SIDE, SIDE)
 
     @property
     def learnt(self) -> str:
@@ -75,9 +78,9 @@ class CIFAR100Shift(Stream):
             return f"{self.train_size:,} a class"
         return f"all but {self.validation:,} a class"
 
-    def tasks(self, seed: int) -> Sequence[Task]:
+    def tasks(self, seed: int, *, fetching: bool = True) -> Sequence[Task]:
         every = tuple(name for names in self.classes for name in names)
-        images, width = self._images(every), len(self.classes[0])
+        images, width = self._images(every, fetching), len(self.classes[0])
         tasks = []
         for index, names in enumerate(self.classes):
             labels = range(index * width, (index + 1) * width)
@@ -115,11 +118,11 @@ class CIFAR100Shift(Stream):
         if size is not None and size > most:
             raise ValueError(f"{name} is at most {most:,} per class here, got {size:,}")
 
-    def _images(self, classes: tuple[str, ...]) -> Images:
+    def _images(self, classes: tuple[str, ...], fetching: bool) -> Images:
         """The images of all tasks."""
         if self.source == "generated":
-            return generated(classes, (32, 32, 3), train=100, test=50)
-        return cifar100.load(classes)
+            return generated(classes, (SIDE, SIDE, 3), train=100, test=50)
+        return cifar100.load(classes, fetching=fetching)
 
 
 def _split(
