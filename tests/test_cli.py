@@ -61,6 +61,7 @@ REFUSED = {
     "jobs": (["reproduce", "toy", "--jobs", "0"], "Invalid value for '--jobs'"),
     "seeds": (["reproduce", "toy", "--seeds", "0"], "Invalid value for '--seeds'"),
     "budget": (["reproduce", "toy", "--time-budget", "soon"], "written like 90s, 150m or 1h30m"),
+    "only": (["reproduce", "toy", "--only", "kroneker"], "did you mean 'kronecker'?"),
     "no digits": (["reproduce", "toy", "--time-budget", ".s"], "written like 90s, 150m or 1h30m"),
     "run": (["run", "nothing"], "known: toy"),
     "no file": (["run", "nothing.json"], "No such file"),
@@ -238,6 +239,26 @@ def test_inspect_shows_a_penalty_and_sees_damage(tmp_path: Path) -> None:
     damaged = holdfast("inspect", str(file))
     assert damaged.exit_code == 2
     assert "is damaged" in damaged.output
+
+
+def test_some_methods_alone() -> None:
+    options = [
+        "--smoke",
+        "--preset",
+        "paper",
+        "--jobs",
+        "1",
+        "--only",
+        "diagonal",
+        "--only",
+        "ends",
+    ]
+    outcome = holdfast("reproduce", "toy", *options)
+    assert outcome.exit_code == 0, outcome.output
+    found = [result.experiment for result in results.load_all(Path("results/toy-smoke")).values()]
+    methods = {e.regularizer and type(e.regularizer.approximation).__name__ for e in found}
+    assert methods == {None, "Diagonal"}
+    assert not Path("results/toy-smoke/fisher").exists()
 
 
 def test_a_budget_that_no_run_fits_into_is_no_error() -> None:

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import math
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from holdfast.approximation import APPROXIMATIONS, Approximation, BlockDiagonal,
 from holdfast.configuration import to_json
 from holdfast.experiment import Experiment
 from holdfast.jobs import RunExperiment
-from holdfast.recipes import RECIPES, Request
+from holdfast.recipes import RECIPES, Request, Score
+from holdfast.recipes.tuning import short_grid
 from holdfast.streams import PermutedMNIST
 
 FRONTIER = RECIPES["frontier"]
@@ -23,41 +25,58 @@ def _no_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def middle(experiment: Experiment) -> float:
-    """A search that finds its best inside the grid."""
+    """A search that finds its best in the middle of its first three values."""
     assert experiment.regularizer is not None
-    return 1 / (1 + abs(experiment.regularizer.strength - 1e3))
+    grid = short_grid(experiment.regularizer)
+    return -abs(2 * math.log10(experiment.regularizer.strength) - grid[1])
 
 
 def name(approximation: Approximation) -> str:
     return to_json(approximation)["name"]
 
 
-def runs(preset: str, **options: object) -> list[Experiment]:
-    jobs = FRONTIER.jobs(Request((preset,), **options), middle)  # type: ignore[arg-type]
+def runs(preset: str, score: Score = middle, **options: object) -> list[Experiment]:
+    jobs = FRONTIER.jobs(Request((preset,), **options), score)  # type: ignore[arg-type]
     return [job.experiment for job in jobs if isinstance(job, RunExperiment)]
 
 
 @pytest.mark.parametrize("preset", FRONTIER.presets)
-def test_every_method_has_the_same_budget_of_tuning_and_seeds(preset: str) -> None:
-    tuning: dict[object, list[float]] = collections.defaultdict(list)
-    reported: dict[object, set[int]] = collections.defaultdict(set)
-    for e in runs(preset, seeds=3):
+@pytest.mark.parametrize("best", [-1, 2, 5, 8])
+def test_every_search_ends_with_the_best_inside_by_the_same_rule(preset: str, best: int) -> None:
+    """Wherever a search begins, it ends with a worse value on either side, on the seeds of all others."""
+
+    def score(experiment: Experiment) -> float:
+        assert experiment.regularizer is not None
+        return -abs(2 * math.log10(experiment.regularizer.strength) - best)
+
+    tuning: dict[object, set[int]] = collections.defaultdict(set)
+    seeds: dict[object, set[int]] = collections.defaultdict(set)
+    reported: dict[object, list[float]] = collections.defaultdict(list)
+    for e in runs(preset, score, seeds=3):
         if e.regularizer is None:
             continue
+        method, strength = e.regularizer.approximation, e.regularizer.strength
         if e.role == "tune":
-            assert e.seed >= 100
-            tuning[e.regularizer.approximation].append(e.regularizer.strength)
+            assert e.storage == "float32"
+            assert e.preset == ("toy" if preset == "toy" else "ten-tasks")
+            seeds[method].add(e.seed)
+            tuning[method].add(round(2 * math.log10(strength)))
         else:
-            reported[e.regularizer.approximation].add(e.seed)
-    assert tuning.keys() == reported.keys()
-    assert len({tuple(sorted(strengths)) for strengths in tuning.values()}) == 1
-    assert all(seeds == {0, 1, 2} for seeds in reported.values())
+            reported[method, e.storage].append(strength)
+    assert tuning.keys() == {method for method, _ in reported}
+    assert len({frozenset(found) for found in seeds.values()}) == 1
+    assert min(map(min, seeds.values())) >= 100
+    for grid in tuning.values():
+        assert grid == set(range(min(grid), max(grid) + 1))
+        assert min(grid) < best < max(grid)
+    for strengths in reported.values():
+        assert strengths == [pytest.approx(10 ** (best / 2), rel=1e-5)] * 3
 
 
 def test_the_methods_differ_in_the_approximation_alone() -> None:
     for preset in FRONTIER.presets:
         rest = {
-            dataclasses.replace(e, regularizer=None, limit=None)
+            dataclasses.replace(e, regularizer=None, limit=None, storage="float32")
             for e in runs(preset)
             if e.role == "report" and e.mode == "sequential"
         }
@@ -97,7 +116,7 @@ def test_the_longest_streams_come_last() -> None:
         for job in jobs
         if isinstance(job, RunExperiment) and isinstance(job.experiment.stream, PermutedMNIST)
     ]
-    assert lengths == sorted(lengths)
+    assert lengths == sorted(lengths)  # the searches of all are on ten
     assert set(lengths) == {10, 20, 50}
 
 
@@ -109,8 +128,8 @@ def test_a_method_is_complete_before_the_next_begins() -> None:
 
     jobs = FRONTIER.jobs(Request(("ten-tasks",), seeds=3), first_only)
     planned = [job.experiment for job in jobs if isinstance(job, RunExperiment)]
-    assert [e.role for e in planned[:9]] == [*["tune"] * 5, *["report"] * 3, "tune"]
-    assert [e.seed for e in planned[5:8]] == [0, 1, 2]
+    assert [e.role for e in planned[:7]] == [*["tune"] * 3, *["report"] * 3, "tune"]
+    assert [e.seed for e in planned[3:6]] == [0, 1, 2]
 
 
 def test_from_runs_to_the_page(tmp_path: Path) -> None:
@@ -134,3 +153,18 @@ def test_from_runs_to_the_page(tmp_path: Path) -> None:
     assert "The preset `fifty-tasks` was not run." in text
     assert (out / "figures" / "frontier-toy.svg").exists()
     assert (out / "figures" / "frontier-seconds-ten-tasks.png").exists()
+
+
+def test_long_streams_take_the_strengths_of_ten() -> None:
+    """Their searches are those of ten tasks, so that only the reported runs are new."""
+    short = {e.id for e in runs("ten-tasks", seeds=1)}
+    for preset in ("twenty-tasks", "fifty-tasks"):
+        new = [e for e in runs(preset, seeds=1) if e.id not in short]
+        assert {e.role for e in new} == {"report"}
+        assert {(e.preset, e.stream.length) for e in new} == {
+            (preset, {"t": 20, "f": 50}[preset[0]])
+        }
+        first = new[0]
+        assert first.storage == "bfloat16"
+        assert first.regularizer is not None
+        assert first.regularizer.approximation == Kronecker()

@@ -111,6 +111,14 @@ def reproduce(
     data_dir: Annotated[
         Path | None, typer.Option(help="The folder of all data sets; see holdfast data.")
     ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Run methods with this approximation alone, e.g. kronecker, or the ends (nothing held, "
+            "joint training). Repeatable.",
+        ),
+    ] = None,
     settings: Settings = None,
 ) -> None:
     """Run a study of the paper and write its report.
@@ -134,7 +142,9 @@ def reproduce(
         settings = [*_sizes(epochs, train_size), *(settings or [])]
         if data_dir is not None:
             os.environ["HOLDFAST_DATA"] = str(data_dir)  # for the worker processes, too
-        request = Request(presets, 1 if smoke else seeds, smoke, extras, tuple(settings))
+        request = Request(
+            presets, 1 if smoke else seeds, smoke, extras, tuple(settings), tuple(only or ())
+        )
         for (
             name
         ) in request.presets:  # wrong settings and missing data are said before anything runs

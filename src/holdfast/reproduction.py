@@ -57,7 +57,7 @@ def reproduce(
     elsewhere = Elsewhere(folder, [folder.absolute().parent / name for name in RECIPES])
 
     def plan() -> Sequence[Job]:
-        planned = recipe.jobs(request, score)
+        planned = _wanted(recipe, request, score)
         while taken := elsewhere.take_over(planned):  # a search may have ended with that
             for result in taken:
                 estimator.record(kind_of(result.experiment), result.seconds["total"])
@@ -65,7 +65,7 @@ def reproduce(
             display.message(
                 f"{len(taken)} {runs} of other studies {verb} the same work and {verb} taken over"
             )
-            planned = recipe.jobs(request, score)
+            planned = _wanted(recipe, request, score)
         return planned
 
     open_runs = [
@@ -89,9 +89,13 @@ def reproduce(
     return summary
 
 
+def _wanted(recipe: Recipe, request: Request, score: Score) -> list[Job]:
+    return [job for job in recipe.jobs(request, score) if request.wants(job)]
+
+
 def _tidy(recipe: Recipe, request: Request, score: Score, folder: Path) -> None:
     """Remove the first tasks that runs shared, but for those that other presets will begin with."""
-    every = dataclasses.replace(request, presets=tuple(recipe.presets), extras=True)
+    every = dataclasses.replace(request, presets=tuple(recipe.presets), extras=True, only=())
     known = [job for job in recipe.jobs(every, score) if job.beginning is not None]
     needed = {job.beginning for job in known if not job.done(folder)}
     names = {job.beginning for job in recipe.jobs(request, score)} - needed

@@ -15,7 +15,7 @@ from holdfast.models import MLP
 from holdfast.original_diagonal import OriginalDiagonal
 from holdfast.recipes.cells import Cell, plan_presets
 from holdfast.recipes.recipe import Recipe, Request, Score
-from holdfast.recipes.tuning import SHORT, Tuning
+from holdfast.recipes.tuning import Tuning, short_grid
 from holdfast.regularizer import Regularizer
 from holdfast.streams import PermutedMNIST
 from holdfast.training import Training
@@ -220,10 +220,11 @@ def _tuned(
 
 
 def _search(method: Experiment, smoke: bool) -> Tuning:
-    """Factors of √10 from 10² to 10³, growing until the best lies inside; a smoke test takes one value."""
+    """Factors of √10, growing until the best lies inside; a smoke test takes one value."""
     if smoke:
         return Tuning(method, range(6, 7), TUNING_SEEDS, widest=(6, 6))
-    return Tuning(method, SHORT, TUNING_SEEDS)
+    assert method.regularizer is not None
+    return Tuning(method, short_grid(method.regularizer), TUNING_SEEDS)
 
 
 def _ends(base: Experiment) -> list[Cell]:

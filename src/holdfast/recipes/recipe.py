@@ -5,12 +5,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
-from holdfast.configuration import lookup
+from holdfast.approximation import APPROXIMATIONS
+from holdfast.configuration import key_of, lookup
 from holdfast.experiment import Experiment
-from holdfast.jobs import Job
+from holdfast.jobs import Job, RunExperiment
 from holdfast.settings import change_all
 
 __all__ = ["Recipe", "Request", "Score"]
+
+ENDS = "ends"  # the two ends of the scale: no regularizer, joint training
 
 Score = Callable[[Experiment], float | None]
 """The mean validation accuracy over all tasks after the last one, or None if it has not been run."""
@@ -26,6 +29,8 @@ class Request:
         smoke: Everything once, as small as it gets: it shows that all parts work, not what they find.
         extras: Also what stands beside the paper's own table.
         settings: Changes of fields, ``field=value``, applied to every experiment that has the field.
+        only: Names of approximations, and ``"ends"`` for runs without a regularizer: what is not among them
+            is left out. Empty leaves nothing out.
     """
 
     presets: tuple[str, ...]
@@ -33,14 +38,26 @@ class Request:
     smoke: bool = False
     extras: bool = True
     settings: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        for name in self.only:
+            lookup("approximation", {**APPROXIMATIONS, ENDS: None}, name)
         if self.seeds < 1:
             raise ValueError(f"the number of seeds is 1 or larger, got {self.seeds}")
 
     def adjust(self, experiment: Experiment) -> Experiment:
         """The experiment with the requested settings."""
         return change_all(experiment, self.settings, skip_absent=True)
+
+    def wants(self, job: Job) -> bool:
+        """Whether the job is not left out."""
+        if not self.only:
+            return True
+        if not isinstance(job, RunExperiment):
+            return False
+        held = job.experiment.regularizer
+        return (ENDS if held is None else key_of(APPROXIMATIONS, held.approximation)) in self.only
 
 
 class Recipe(ABC):
