@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from holdfast.adam import FlatAdam
@@ -31,6 +31,7 @@ __all__ = ["SUITES"]
 
 
 _SIZES = (784, 1024, 512, 256, 10)  # permuted MNIST
+_KRONECKER = (torch.float32, torch.bfloat16)
 
 
 def perceptron(sizes: Sequence[int] = _SIZES) -> nn.Sequential:
@@ -39,7 +40,7 @@ def perceptron(sizes: Sequence[int] = _SIZES) -> nn.Sequential:
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return mlp(sizes)
+        return mlp(sizes, bias=False)
 
 
 class _Work:
@@ -144,14 +145,19 @@ def _steps(
         yield _line("step", f"{name}, {kind} / a plain step", found, target, _both(found))
     if len(targets) == 1:
         return
-    with warnings.catch_warnings():  # few examples will do: the time does not depend on them
+    for dtype in _KRONECKER:
+        held, kind = _kronecker(model, (x, y), dtype), str(dtype).removeprefix("torch.")
+        found = ratio(partial(step, None), partial(step, held), pairs)
+        what = f"{name}, Kronecker, {kind} / a plain step"
+        yield _line("step", what, found, 3.0, _both(found))
+
+
+def _kronecker(model: nn.Module, batch: tuple[Tensor, Tensor], dtype: torch.dtype) -> Penalty:
+    """A penalty from few examples, which will do: the time does not depend on them."""
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        held = Regularizer(EWC(), Kronecker(), 1e-3).consolidate(model, [(x, y)], progress=False)
-    alone = ratio(partial(step, None), partial(held.add_grad_, model), pairs)
-    what = f"{name}, Kronecker, value and gradient alone / a plain step"
-    yield _line("step", what, alone, 3.0, _both(alone))
-    found = ratio(partial(step, None), partial(step, held), pairs)
-    yield _line("step", f"{name}, Kronecker / a plain step", found, 4.0, _both(found))
+        found = Regularizer(EWC(), Kronecker(), 1e-3).consolidate(model, [batch], progress=False)
+    return found.to(dtype=dtype)
 
 
 def _own_steps(
@@ -164,11 +170,10 @@ def _own_steps(
     """In the loop of the experiments, which reads the factor once per step."""
     x, y = torch.rand(shape), torch.randint(10, (shape[0],))
 
-    def prepare(dtype: torch.dtype | None) -> Callable[[], None]:
+    def prepare(held: Callable[[nn.Module], Penalty | None]) -> Callable[[], None]:
         model = build()
         optimizer, gradient = FlatAdam(model, 1e-5), cross_entropy_gradient(model)
-        penalty = None if dtype is None else _factored(model, 50, dtype)
-        take = penalised(model, penalty, optimizer)()
+        take = penalised(model, held(model), optimizer)()
 
         def step() -> None:
             gradient(x, y)
@@ -176,10 +181,16 @@ def _own_steps(
 
         return step
 
-    for dtype, target in targets.items():
-        found = ratio(prepare(None), prepare(dtype), pairs)
+    methods: list[tuple[str, Callable[[nn.Module], Penalty | None], torch.dtype, float]] = [
+        ("", partial(_factored, t=50, dtype=dtype), dtype, target)
+        for dtype, target in targets.items()
+    ]
+    for dtype in _KRONECKER:
+        methods.append(("Kronecker, ", partial(_kronecker, batch=(x, y), dtype=dtype), dtype, 3.0))
+    for method, held, dtype, target in methods:
+        found = ratio(prepare(lambda _: None), prepare(held), pairs)
         kind = str(dtype).removeprefix("torch.")
-        what = f"{name}, {kind}, in the experiments' loop / a plain step there"
+        what = f"{name}, {method}{kind}, in the experiments' loop / a plain step there"
         yield _line("step", what, found, target, _both(found))
 
 
