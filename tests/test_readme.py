@@ -12,7 +12,7 @@ import pytest
 from holdfast import report
 from holdfast.report.frontier import floats, plain_seconds
 from holdfast.report.loading import read
-from holdfast.report.measures import finals, summary, work_seconds
+from holdfast.report.measures import Summary, finals, summary, work_seconds
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -51,11 +51,36 @@ def study(recipe: str) -> str:
                     and row["parameters"].get("rank") == rank
                 ]
                 printed = PRINTED_RANK_1[importance] if rank == 1 else None
-                flat = [row for row in own if row["original_diagonal"] and row["headline"]]
+                flat = [row for row in own if row["original_diagonal"] == "batches"]
                 lines += line(importance, "diagonal of flattened batches", flat, presets, printed)
                 correct = [row for row in own if not row["original_diagonal"] and usual(row, rows)]
                 lines += line(importance, name.format(rank=rank), correct, presets, printed)
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines + ends(recipe, presets)) + "\n"
+
+
+def ends(recipe: str, presets: list[str]) -> list[str]:
+    """The two ends of the scale: nothing is held, and all tasks at once."""
+    found = read(ROOT / "results" / recipe)
+    lines = []
+    for mode in ("sequential", "joint"):
+        own = {p: s for p in presets for s in found.baselines(p) if s.mode == mode}
+        said = {preset: summary(list(finals(setting).values())) for preset, setting in own.items()}
+        if said:
+            cells = [spread(said[p]) if p in said else "—" for p in presets]
+            name = next(iter(own.values())).label.lower()
+            lines.append(f"| — | {name} | — | " + " | ".join(cells) + " |")
+    return lines
+
+
+def spread(values: Summary | None) -> str:
+    assert values is not None
+    return cell(
+        {
+            "mean": values.mean,
+            "std": values.std if values.count > 1 else None,
+            "seeds": values.count,
+        }
+    )
 
 
 def usual(row: dict, rows: list[dict]) -> bool:
@@ -92,13 +117,9 @@ def frontier() -> str:
         "|---|--:|--:|--:|",
     ]
     for setting in sorted([*found.sized("ten-tasks"), *found.baselines("ten-tasks")], key=floats):
-        values = summary(list(finals(setting).values()))
-        assert values is not None
-        spread = f" ± {values.std:.1f}" if values.count > 1 else ""
-        lines.append(
-            f"| {setting.label} | {floats(setting):.1f} | {values.mean:.1f}{spread} ({values.count}) "
-            f"| {f'{work_seconds(setting) / plain:.1f}' if plain else '—'} |"
-        )
+        values = spread(summary(list(finals(setting).values())))
+        time = f"{work_seconds(setting) / plain:.1f}" if plain else "—"
+        lines.append(f"| {setting.label} | {floats(setting):.1f} | {values} | {time} |")
     return "\n".join(lines) + "\n"
 
 
