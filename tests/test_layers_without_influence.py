@@ -1,9 +1,12 @@
 """Parameters whose gradient is rounding: terms that cancel hide nothing, and prove nothing."""
 
+import warnings
+
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import holdfast as hf
 from test_layers import READ, Attention, examples, sites
 
 
@@ -39,3 +42,27 @@ def test_rounding_alone_proves_nothing(frozen: bool, dtype: torch.dtype) -> None
     x, y = torch.randn(2, 2, 7, dtype=dtype), torch.tensor([0, 1])
     certain, candidates = sites(model, (x, y))
     assert (certain, candidates) == (3, 4)
+
+
+class Shifted(nn.Module):
+    """A number that is added to all outputs: softmax does not see it, its gradient is rounding alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.shift = nn.Linear(20, 7), nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) + self.shift
+
+
+@pytest.mark.parametrize("approximation", [hf.Diagonal(), hf.CountSketch(5), hf.Kronecker()])
+def test_a_gradient_of_rounding_is_no_proof_of_a_hidden_road(
+    approximation: hf.Approximation,
+) -> None:
+    torch.manual_seed(0)
+    model = Shifted()
+    data = [(torch.randn(32, 20), torch.randint(0, 7, (32,))) for _ in range(4)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = hf.Regularizer(hf.EWC(), approximation).consolidate(model, data, seed=0)
+    assert float(found.matrix.diagonal()[0]) < 1e-10 * float(found.matrix.trace())
