@@ -27,7 +27,7 @@ EXPERIMENTS = """
     seeds settings augmentation data streams multi_head wide_resnet models
     backpropagation adam penalised_step training metrics original_diagonal
     experiment results boundaries checkpoint fisher_study execution jobs sharing
-    display sweep worker recipes reproduction report bench
+    display process sweep worker recipes reproduction report bench
     cli_errors cli_bench cli_data cli_show cli
 """.split()
 

@@ -17,7 +17,7 @@ from holdfast.recipes import RECIPES, Request
 from holdfast.reproduction import reproduce
 from holdfast.sharing import Elsewhere
 from holdfast.streams import Toy
-from holdfast.sweep import Estimator
+from holdfast.sweep import Estimator, sweep
 from holdfast.training import Training
 
 DONE = Experiment(
@@ -86,3 +86,22 @@ def test_a_reproduction_says_what_it_takes_over(
     assert "1 run of other studies is the same work and is taken over" in out.getvalue()
     assert summary.kept == 1
     assert known == [one.kind]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_same_work_is_done_once_in_a_sweep(processes: int, tmp_path: Path) -> None:
+    """Two presets ask for it: who comes second waits for the first, and takes it over."""
+    longer = dataclasses.replace(DONE, training=Training(epochs=40, batch_size=10))
+    other = dataclasses.replace(longer, seed=1)
+    jobs = [RunExperiment(e) for e in (longer, dataclasses.replace(longer, preset="fair"), other)]
+    elsewhere = Elsewhere(tmp_path)
+
+    def source() -> list[RunExperiment]:
+        elsewhere.take_over(jobs)
+        return jobs
+
+    summary = sweep(source, tmp_path, Lines(Console(file=io.StringIO())), jobs=processes)
+    assert (summary.ran, summary.kept, summary.failed, summary.left) == (2, 1, [], [])
+    found = results.load_all(tmp_path)
+    assert len(found) == 3
+    assert found[jobs[0].id].test == found[jobs[1].id].test

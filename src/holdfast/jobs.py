@@ -43,6 +43,11 @@ class Job(ABC):
         """Jobs of one kind take about the same time."""
 
     @property
+    def work(self) -> str:
+        """A name for what is done, whatever it is done for: a job of the same work need not be run again."""
+        return self.id
+
+    @property
     def decides(self) -> bool:
         """Whether the recipe may ask for other jobs once this one is finished."""
         return False
@@ -97,6 +102,10 @@ class RunExperiment(Job):
     @property
     def kind(self) -> str:
         return kind_of(self.experiment)
+
+    @property
+    def work(self) -> str:
+        return self.id if self.boundaries else self.experiment.work.id
 
     @property
     def decides(self) -> bool:

@@ -28,30 +28,39 @@ class Elsewhere:
     def __init__(self, folder: Path, others: Iterable[Path] = ()) -> None:
         self._folder = folder
         self._paths: dict[str, list[Path]] = {}
-        self._asked: set[str] = (
-            set()
-        )  # what is known does not change, so each job is looked up once
-        folders = dict.fromkeys(place.absolute() for place in (folder, *others))
-        for path in (path for place in folders for path in sorted(place.glob("runs/*.json"))):
+        self._seen: set[Path] = set()
+        self._asked: set[str] = set()  # jobs for which there was nothing in what is seen
+        for place in dict.fromkeys(place.absolute() for place in (folder, *others)):
+            self._look(place)
+
+    def _look(self, place: Path) -> set[str]:
+        """Take note of results that are new in a folder; returns the work that they are."""
+        found = set()
+        for path in sorted(set(place.glob("runs/*.json")) - self._seen):
+            self._seen.add(path)
             try:
                 experiment = Experiment.from_json(json.loads(path.read_bytes())["experiment"])
             except (OSError, ValueError, TypeError, KeyError):
                 continue  # not a result, or a damaged one: whose folder it is, reports it
             self._paths.setdefault(experiment.work.id, []).append(path)
+            found.add(experiment.work.id)
+        return found
 
     def take_over(self, jobs: Iterable[Job]) -> list[Result]:
-        """Copy into the folder what it lacks and another has; returns those results.
+        """Copy into the folder what it lacks and another name or folder has; returns those results.
 
         A run that also keeps pictures is not taken over: they are not in its result.
         """
-        taken = []
+        taken, new = [], self._look(self._folder.absolute())
         for job in jobs:
-            if not isinstance(job, RunExperiment) or job.boundaries or job.id in self._asked:
+            if not isinstance(job, RunExperiment) or job.boundaries:
+                continue
+            if job.id in self._asked and job.work not in new:
                 continue
             self._asked.add(job.id)
             if job.done(self._folder):
                 continue
-            found = self._whole(job.experiment.work.id)
+            found = self._whole(job.work)
             if found is not None:
                 taken.append(dataclasses.replace(found, experiment=job.experiment))
                 taken[-1].save(self._folder)

@@ -1,28 +1,19 @@
 """Many jobs on a few processes: resumed, estimated, within a time budget, stopped without loss."""
 
-import json
-import os
 import queue
-import subprocess
-import sys
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast.configuration import to_json
 from holdfast.display import Display, duration
 from holdfast.jobs import Estimator, Job
+from holdfast.process import Event, Process
 
 __all__ = ["Estimator", "Summary", "sweep"]
 
 INTERVAL = 2.0  # seconds between two estimates of the time left, which look at every waiting job
-# glibc hands large tensors back to the system at once, which takes a sixteenth of a step of WRN-16-4.
-_KEEP = (("MMAP_THRESHOLD", 2**30), ("TRIM_THRESHOLD", 2**32), ("TOP_PAD", 2**28))
-KEPT_MEMORY = {f"MALLOC_{name}_": str(size) for name, size in _KEEP}
 MARGIN = 1.1  # a run may take this much longer than runs of its kind did
 WORTH_STARTING = 10.0  # seconds before the end of a budget; what runs longer leaves a checkpoint
 WORTH_SHARING = 60.0  # seconds of a run whose beginning another waits for
@@ -45,74 +36,6 @@ class Summary:
     left: list[str] = field(default_factory=list)
 
 
-class _Process:
-    """A worker process and what it is doing."""
-
-    def __init__(self, slot: int, folder: Path, events: "queue.Queue[_Event]") -> None:
-        self.slot, self.begun, self.fraction = slot, 0.0, 0.0
-        self.job: Job | None = None
-        self.errors: deque[str] = deque(maxlen=20)
-        environment = {**KEPT_MEMORY, **os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "holdfast.worker", str(folder)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-            env=environment,
-            start_new_session=True,  # Ctrl-C reaches the sweep only, which then stops its workers
-        )
-        self._listeners = [
-            threading.Thread(target=self._listen, args=(events,), daemon=True),
-            threading.Thread(target=self._collect_errors, daemon=True),
-        ]
-        for listener in self._listeners:
-            listener.start()
-
-    def _listen(self, events: "queue.Queue[_Event]") -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            events.put((self, json.loads(line)))
-        code = self._process.wait()
-        events.put((self, {"gone": f"its process ended with code {code}"}))
-
-    def _collect_errors(self) -> None:
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
-            self.errors.append(line)
-
-    def give(self, job: Job) -> None:
-        """Start a job; a process that has died says so through its events."""
-        assert self._process.stdin is not None
-        self.job, self.begun, self.fraction = job, time.monotonic(), 0.0
-        try:
-            self._process.stdin.write(json.dumps(to_json(job)) + "\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            pass
-
-    def stop(self) -> None:
-        """End the process now; an unfinished job leaves no file that could be taken for a result."""
-        self._process.terminate()
-        try:
-            self._process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        for listener in self._listeners:
-            listener.join(timeout=5)
-        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
-            if pipe is not None:
-                try:
-                    pipe.close()
-                except BrokenPipeError:
-                    pass
-
-
-_Event = tuple[_Process, dict[str, Any]]
-
-
 class _Sweep:
     """The state of a running sweep."""
 
@@ -130,18 +53,23 @@ class _Sweep:
         self.summary = Summary()
         self.settled: set[str] = set()  # finished, kept or failed
         self.pending: list[Job] = []
-        self.processes: list[_Process] = []
-        self.events: queue.Queue[_Event] = queue.Queue()
+        self.processes: list[Process] = []
+        self.events: queue.Queue[Event] = queue.Queue()
         self.shown = 0.0
 
     @property
-    def busy(self) -> list[_Process]:
+    def busy(self) -> list[Process]:
         return [p for p in self.processes if p.job is not None]
 
-    def ask(self) -> None:
-        """Ask the source again, and queue what is neither settled nor running, in its order."""
+    def ask(self, done: str | None = None) -> None:
+        """Ask the source again, and queue what is neither settled nor running, in its order.
+
+        Args:
+            done: Some work that has just been done: who waits for it may have its result by now.
+        """
         running = {p.job.id for p in self.busy if p.job is not None}
-        waiting = {job.id for job in self.pending}  # their files were looked for already
+        # the files of the others were looked for already
+        waiting = {job.id for job in self.pending if job.work != done}
         self.pending = []
         for job in self.source():
             if job.id in self.settled or job.id in running:
@@ -193,7 +121,7 @@ class _Sweep:
             process = next((p for p in self.processes if p.job is None), None)
             if process is None:
                 slot = min(set(range(self.jobs)) - {p.slot for p in self.processes})
-                process = _Process(slot, self.folder, self.events)
+                process = Process(slot, self.folder, self.events)
                 self.processes.append(process)
             process.give(job)
             self.display.started(process.slot, job.label)
@@ -202,7 +130,12 @@ class _Sweep:
     def choose(self) -> Job | None:
         """The first job that ends in time; if none does, one that gets on until its checkpoint."""
         learning = self.being_learnt()
-        free = [job for job in self.pending if job.beginning not in learning]
+        being_done = {p.job.work for p in self.busy if p.job is not None}
+        free = [
+            job
+            for job in self.pending
+            if job.beginning not in learning and job.work not in being_done
+        ]
         fitting = next((job for job in free if self.fits(job)), None)
         if fitting is not None or self.deadline is None:
             return fitting
@@ -236,7 +169,7 @@ class _Sweep:
             return True
         return left > 0 and MARGIN * (expected - job.spent(self.folder)) <= left
 
-    def wait(self) -> _Event:
+    def wait(self) -> Event:
         """The next event, or TimeoutError at the deadline."""
         while True:
             if self.deadline is not None and time.monotonic() > self.deadline:
@@ -246,7 +179,7 @@ class _Sweep:
             except queue.Empty:
                 continue
 
-    def handle(self, event: _Event) -> None:
+    def handle(self, event: Event) -> None:
         process, message = event
         job = process.job
         if job is None:
@@ -267,10 +200,11 @@ class _Sweep:
             self.display.finished(process.slot, job.label, message["done"], seconds)
         else:
             self.fail(process, job, message)
-        if job.decides:  # what it decides may come before what waits
-            self.ask()
+        # what it decides may come before what waits, and what waits may be the same work
+        if job.decides or any(other.work == job.work for other in self.pending):
+            self.ask(job.work)
 
-    def fail(self, process: _Process, job: Job, message: dict[str, Any]) -> None:
+    def fail(self, process: Process, job: Job, message: dict[str, Any]) -> None:
         reason = message.get("failed") or message["gone"]
         if message.get("fatal"):
             raise OSError(f"{job.label}: {reason}")
