@@ -102,9 +102,7 @@ def _table(
             ]
         )
     alike = len({scale(s.experiment) for s in settings}) == 1
-    same = (
-        "Same stream, epochs, grid of strengths and seeds" if alike else "Same grid of strengths"
-    )
+    same = "Same stream, epochs, search and seeds" if alike else "Same search and seeds"
     return Table(
         f"frontier-{preset}",
         f"Average accuracy after the last task, per cent: `{preset}`",
@@ -151,7 +149,8 @@ def _figure(preset: str, settings: Sequence[Setting], named: Mapping[Setting, st
         f"Accuracy against memory and time: {preset}",
         panels,
         "Mean over seeds with one standard deviation. Left: 32-bit numbers per parameter beside the "
-        "anchor, on a logarithmic scale; dashed: nothing is held; dotted: all tasks at once. Right: "
+        "anchor, on a logarithmic scale; dashed: nothing is held (far below the others it is in the "
+        "legend alone); dotted: all tasks at once. Right: "
         "processor time of training and consolidation in one run.",
     )
 
@@ -167,6 +166,10 @@ def _memory(
             label = f"{named[setting]} {mean:.1f}"
             width = 0.8 + 0.8 * _lengths(settings).index(epochs(setting))
             axes.axhline(mean, color=colour(None), ls=line(setting), lw=width, label=label)
+    held = [mean_accuracy(s) for s in settings if s.approximation is not None]
+    if held:  # what is held is what is compared
+        low = min(held) - max(max(held) - min(held), 2.0)
+        axes.set_ylim(bottom=max(axes.get_ylim()[0], low))
     axes.set_xscale("log")
     ticks = [1, 2, 5, 10, 25, 50]
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
