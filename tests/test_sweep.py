@@ -307,7 +307,14 @@ def test_ctrl_c_leaves_everything_resumable(tmp_path: Path) -> None:
     """The whole command, interrupted as a terminal would."""
     command = [sys.executable, "-m", "holdfast.cli", "reproduce", "toy", "--smoke", "--no-extras"]
     command += ["--preset", "paper", "--out", str(tmp_path), "--jobs", "1"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # a shell that runs the tests in the background makes them, and this, deaf to it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     assert process.stdout is not None
     first = process.stdout.readline()
     assert first.startswith("[1/")
