@@ -209,7 +209,7 @@ class TestSharedBeginning:
                 dataclasses.replace(
                     job.experiment,
                     stream=Toy(length=2, train=400, validation=10, test=10),
-                    training=Training(epochs=80, batch_size=1),
+                    training=Training(epochs=300, batch_size=1),  # seconds on any machine
                 )
             )
             for job in (self.FIRST, self.SAME)
