@@ -298,6 +298,13 @@ def test_estimates() -> None:
     estimator.record("a", 90.0)
     assert estimator.expect("a") == 4.0
     assert estimator.expect("unknown") == 4.0
+    estimator.record("long", 600.0, extent=200.0)
+    assert (
+        estimator.expect("unknown", 10.0) == 40.0
+    )  # at the highest rate, not for the longest time
+    assert estimator.expect("long", 10.0) == 600.0
+    longer = dataclasses.replace(TINY, training=dataclasses.replace(TINY.training, epochs=20))
+    assert RunExperiment(longer).extent / RunExperiment(TINY).extent == 20 / TINY.training.epochs
     assert kind_of(TINY) == kind_of(TINY_SEED_1)
     assert kind_of(TINY) == kind_of(dataclasses.replace(TINY, preset="another"))
     assert kind_of(TINY) != kind_of(dataclasses.replace(TINY, training=Training(epochs=2)))

@@ -19,7 +19,7 @@ from holdfast.experiment import Experiment
 from holdfast.fisher_study import FisherStudy
 from holdfast.streams.toy import WINDOW
 
-__all__ = ["JOBS", "Estimator", "Job", "RunExperiment", "RunFisherStudy", "kind_of"]
+__all__ = ["JOBS", "Estimator", "Job", "RunExperiment", "RunFisherStudy", "extent_of", "kind_of"]
 
 Progress = Callable[[float], None]
 
@@ -41,6 +41,11 @@ class Job(ABC):
     @abstractmethod
     def kind(self) -> str:
         """Jobs of one kind take about the same time."""
+
+    @property
+    def extent(self) -> float:
+        """How much there is to do, in any unit: what is known of other kinds is scaled by it."""
+        return 1.0
 
     @property
     def work(self) -> str:
@@ -102,6 +107,10 @@ class RunExperiment(Job):
     @property
     def kind(self) -> str:
         return kind_of(self.experiment)
+
+    @property
+    def extent(self) -> float:
+        return extent_of(self.experiment)
 
     @property
     def work(self) -> str:
@@ -196,21 +205,32 @@ def kind_of(experiment: Experiment) -> str:
     return neutral.id
 
 
+def extent_of(experiment: Experiment) -> float:
+    """Epochs of training in all; a stream that may be of any length says so in ``length``."""
+    return float(experiment.training.epochs * getattr(experiment.stream, "length", 1))
+
+
 class Estimator:
     """How long a job will take, from those that have run."""
 
     def __init__(self, known: dict[str, list[float]] | None = None) -> None:
-        self._seconds: dict[str, list[float]] = dict(known or {})
+        self._seconds: dict[str, list[float]] = {}
+        self._rates: dict[str, list[float]] = {}  # seconds per unit of extent
+        for kind, seconds in (known or {}).items():
+            for value in seconds:
+                self.record(kind, value)
 
-    def record(self, kind: str, seconds: float) -> None:
+    def record(self, kind: str, seconds: float, extent: float = 1.0) -> None:
         """Remember how long a job of a kind took."""
         self._seconds.setdefault(kind, []).append(seconds)
+        self._rates.setdefault(kind, []).append(seconds / extent)
 
-    def expect(self, kind: str) -> float | None:
-        """Seconds for a job: the median of its kind, else of the slowest kind, else unknown."""
+    def expect(self, kind: str, extent: float = 1.0) -> float | None:
+        """Seconds for a job: the median of its kind, else as if it were the slowest kind, else unknown."""
         if kind in self._seconds:
             return statistics.median(self._seconds[kind])
-        return max(map(statistics.median, self._seconds.values()), default=None)
+        slowest = max(map(statistics.median, self._rates.values()), default=None)
+        return None if slowest is None else slowest * extent
 
 
 JOBS = register(Job, "job", {"experiment": RunExperiment, "fisher": RunFisherStudy})

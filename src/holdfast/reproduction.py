@@ -14,10 +14,10 @@ from holdfast.approximation import Approximation, Diagonal, Setting
 from holdfast.display import Display
 from holdfast.experiment import Experiment
 from holdfast.hashing import Draw
-from holdfast.jobs import Job, RunExperiment, kind_of
+from holdfast.jobs import Job, RunExperiment, extent_of, kind_of
 from holdfast.parameters import ParameterSpace
 from holdfast.recipes import RECIPES, Recipe, Request, Score
-from holdfast.results import BrokenResult
+from holdfast.results import BrokenResult, Result
 from holdfast.sharing import Elsewhere
 from holdfast.structure import layer_shapes
 from holdfast.sweep import Estimator, Summary, sweep
@@ -51,8 +51,12 @@ def reproduce(
             f"{error}; it does not count, and is run again if it is asked for", bad=True
         )
 
+    def remember(result: Result) -> None:
+        run = result.experiment
+        estimator.record(kind_of(run), result.seconds["total"], extent_of(run))
+
     for result in results.load_all(folder, report).values():
-        estimator.record(kind_of(result.experiment), result.seconds["total"])
+        remember(result)
     score = _validation_score(folder)
     elsewhere = Elsewhere(folder, [folder.absolute().parent / name for name in RECIPES])
 
@@ -60,7 +64,7 @@ def reproduce(
         planned = _wanted(recipe, request, score)
         while taken := elsewhere.take_over(planned):  # a search may have ended with that
             for result in taken:
-                estimator.record(kind_of(result.experiment), result.seconds["total"])
+                remember(result)
             runs, verb = ("run", "is") if len(taken) == 1 else ("runs", "are")
             display.message(
                 f"{len(taken)} {runs} of other studies {verb} the same work and {verb} taken over"
