@@ -160,6 +160,17 @@ def corrected(block: Tensor, A: Tensor, G: Tensor) -> Tensor:
     return U * (U.T @ block @ U).diagonal() @ U.T
 
 
+def thin(factor: Tensor, rank: int | None) -> Tensor:
+    """The leading directions, one by one, and the diagonal of the others."""
+    if rank is None:
+        return factor
+    values, vectors = torch.linalg.eigh(factor)
+    kept, others = torch.zeros_like(factor), torch.zeros_like(factor)
+    for place, (value, vector) in enumerate(zip(values.flip(0), vectors.T.flip(0), strict=True)):
+        (kept if place < rank else others).add_(value * torch.outer(vector, vector))
+    return kept + others.diagonal().diag()
+
+
 def put(out: Tensor, at: Tensor, block: Tensor) -> None:
     out[at.flatten().unsqueeze(1), at.flatten()] = block
 
@@ -196,7 +207,7 @@ def kronecker(
                 A, G = (factor[group] for factor in factors(seen[path]))
             else:
                 A, G = partial_traces(block, *place.shape)
-            product = torch.kron(G, A)
+            product = torch.kron(thin(G, approximation.rank), thin(A, approximation.rank))
             put(
                 out,
                 place,
@@ -231,7 +242,8 @@ def merged(
                     raise NotImplementedError("needs the two terms")
                 put(out, place, corrected(block, *marginals))
             else:
-                put(out, place, torch.kron(G, A))
+                rank = approximation.rank
+                put(out, place, torch.kron(thin(G, rank), thin(A, rank)))
     return out
 
 

@@ -73,6 +73,10 @@ APPROXIMATIONS: dict[str, dict[str, hf.Approximation]] = {
         "stack": hf.Kronecker(merge="stack"),
         "eigen": hf.Kronecker(correction="eigen"),
         "eigen_stack": hf.Kronecker(correction="eigen", merge="stack"),
+        "thin": hf.Kronecker(rank=2),
+        "thin_nearest": hf.Kronecker(rank=2, merge="nearest"),
+        "thin_stack": hf.Kronecker(rank=1, merge="stack"),
+        "thin_exact": hf.Kronecker(rank=250),
     },
     "kronecker_plus_low_rank": {
         "exact": hf.KroneckerPlusLowRank(rank=250),

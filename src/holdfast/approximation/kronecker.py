@@ -2,17 +2,19 @@
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from holdfast import memory
-from holdfast.approximation.base import Approximation, Setting
+from holdfast.approximation.base import Approximation, Setting, positive
+from holdfast.configuration import QUIET
 from holdfast.matrices import KroneckerMatrix, Offset, PSDMatrix
 from holdfast.matrices.kronecker_block import KroneckerBlock
 from holdfast.matrices.kronecker_sums import averaged, bases, cleared, nearest, recentred
+from holdfast.matrices.thin_block import thinned
 from holdfast.parameters import ParameterSpace
 from holdfast.products import add_product_
 from holdfast.regrouping import HELD_BYTES, Regrouping
@@ -61,7 +63,7 @@ class _Factors:
             trace = self.right[layer].diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
             mean = self.right[layer] / trace.clamp(min=torch.finfo(A.dtype).tiny)
             found.append(_block(shape, mean, self.left[layer]))
-        return found[0] if len(found) == 1 else nearest(*found)
+        return found[0] if len(found) == 1 else nearest(found[0], found[1])
 
 
 class _Moments:
@@ -208,6 +210,10 @@ class Kronecker(Approximation):
             "nearest" the one product nearest to the sum in Frobenius norm; "stack" all of them (exact,
             memory grows with tasks). With ``anchor="each"`` the first two keep one centre, between the
             tasks' own: along every direction of the merged product where the sum has its minimum.
+        rank: Keep so many leading directions of every factor, and of the others the diagonal: the diagonal of
+            the matrix is then that of the whole products, for all tasks, and no direction that they hold is
+            free. A layer of n × k parameters keeps about rank·(n + k) numbers instead of n² + k², and a
+            product with it takes 4·rank·n·k multiplications instead of n·k·(n + k). ``None`` keeps all.
 
     References:
         Optimizing Neural Networks with Kronecker-factored Approximate Curvature (Martens & Grosse, 2015)
@@ -218,12 +224,19 @@ class Kronecker(Approximation):
 
     correction: Literal["none", "eigen"] = "none"
     merge: Literal["average", "nearest", "stack"] = "average"
+    rank: int | None = field(default=None, metadata={QUIET: True})
 
     def __post_init__(self) -> None:
         if self.correction not in ("none", "eigen"):
             raise ValueError(f"correction must be 'none' or 'eigen', got {self.correction!r}")
         if self.merge not in ("average", "nearest", "stack"):
             raise ValueError(f"merge must be 'average', 'nearest' or 'stack', got {self.merge!r}")
+        if self.rank is not None:
+            positive("rank", self.rank)
+            if self.correction != "none":
+                raise ValueError(
+                    "correction='eigen' keeps whole bases: it cannot be combined with rank"
+                )
 
     def start(self, setting: Setting) -> _State:
         return _State(self, setting)
@@ -245,7 +258,7 @@ class Kronecker(Approximation):
         if state.corrected and state.moments is None:
             state.turn()
         source = state.moments if state.corrected else state.factors
-        blocks = [source.block(k) for k in range(len(state.setting.layers))]
+        blocks = [self._kept(source.block(k)) for k in range(len(state.setting.layers))]
         return KroneckerMatrix.on(blocks, state.squares)
 
     def nbytes(self, setting: Setting) -> int:
@@ -260,8 +273,14 @@ class Kronecker(Approximation):
         old = _joined(old, new)
         if self.merge == "stack":
             return old + new, offset
-        merged = old.combined(new, averaged if self.merge == "average" else nearest)
+        merged = old.combined(new, self._merge)
         return merged, _recentred(old, new, merged, offset) if offset else ()
+
+    def _kept(self, block: KroneckerBlock) -> KroneckerBlock:
+        return block if self.rank is None else thinned(block, self.rank)
+
+    def _merge(self, one: KroneckerBlock, two: KroneckerBlock) -> KroneckerBlock:
+        return (averaged if self.merge == "average" else nearest)(one, two, self.rank)
 
     def embed(self, matrix: PSDMatrix, space: ParameterSpace, index: Tensor) -> PSDMatrix:
         assert isinstance(matrix, KroneckerMatrix)

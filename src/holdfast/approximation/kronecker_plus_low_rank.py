@@ -134,17 +134,12 @@ def _cut(block: KroneckerBlock, rows: Tensor) -> Tensor:
     return torch.stack([block.matrix(row) for row in rows])
 
 
-def _scaled(block: KroneckerBlock, scale: Tensor) -> KroneckerBlock:
-    tensor = block.parts[block.scaled]
-    return block.with_parts({block.scaled: tensor * scale.to(tensor.dtype)})
-
-
 def _without(block: KroneckerBlock, total: Tensor, rows: Tensor) -> KroneckerBlock:
     """The product for what the rows leave of a layer whose trace is ``total``."""
     if block.values is None:
         held = sum((rows[:, part].square().sum() for part in block.entries()), torch.zeros(()))
         share = (total - held) / block.trace().clamp(min=torch.finfo(rows.dtype).tiny)
-        return _scaled(block, share.clamp(min=_SHAPE))
+        return block.times(share.clamp(min=_SHAPE).to(block.outputs.dtype))
     turned = block.outputs[0].mT @ _cut(block, rows) @ block.inputs[0]
     values = block.values - turned.square().sum(0)
     return block.with_parts({"values": values.clamp(min=0)})
@@ -164,7 +159,7 @@ def _with(matrix: KroneckerMatrix, dropped: Dropped) -> tuple[KroneckerMatrix, T
             lengths = layer.square().sum((1, 2, 3), keepdim=True)
             trace = block.trace().clamp(min=torch.finfo(rows.dtype).tiny)
             turned = G @ ((lengths * layer * steps).sum(0) / trace) @ A
-            blocks.append(_scaled(block, 1 + lengths.sum() / trace))
+            blocks.append(block.times((1 + lengths.sum() / trace).to(block.outputs.dtype)))
         else:
             within = G.mT @ layer @ A
             turned = G @ (within.pow(3) * steps).sum(0) @ A.mT

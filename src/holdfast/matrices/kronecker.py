@@ -3,13 +3,15 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from holdfast.matrices.base import PSDMatrix, compute_dtype, refuse_int8, scatter, vector, weight
 from holdfast.matrices.kronecker_block import KroneckerBlock
+from holdfast.matrices.thin_block import ThinBlock
 
 __all__ = ["KroneckerMatrix"]
 
@@ -56,16 +58,10 @@ class KroneckerMatrix(PSDMatrix):
             if key != "rest":
                 weight_at, bias_at, name = key.split(".")
                 parts.setdefault((weight_at, bias_at), {})[name] = tensor
-        blocks = [
-            KroneckerBlock(
-                int(w),
-                None if b == "-" else int(b),
-                found["inputs"],
-                found["outputs"],
-                found.get("values"),
-            )
-            for (w, b), found in parts.items()
-        ]
+        blocks: list[KroneckerBlock] = []
+        for (w, b), named in parts.items():
+            kind: Any = ThinBlock if "inputs_rest" in named else KroneckerBlock
+            blocks.append(kind(int(w), None if b == "-" else int(b), **named))
         return cls(blocks, tensors["rest"])
 
     @property
@@ -75,7 +71,7 @@ class KroneckerMatrix(PSDMatrix):
 
     def like(self, other: "KroneckerMatrix") -> bool:
         """Whether both have blocks of the same kinds at the same places."""
-        kinds = ([(b.place, b.values is None) for b in m.blocks] for m in (self, other))
+        kinds = ([(b.place, b.parts.keys()) for b in m.blocks] for m in (self, other))
         return self.dim == other.dim and next(kinds) == next(kinds)
 
     def _dtype(self, *others: Tensor) -> torch.dtype:
@@ -114,12 +110,11 @@ class KroneckerMatrix(PSDMatrix):
 
     def __rmul__(self, scale: float) -> Self:
         scale = weight(scale)
-        blocks = [b.with_parts({b.scaled: scale * b.parts[b.scaled]}) for b in self.blocks]
-        return type(self)(blocks, scale * self.rest)
+        return type(self)([b.times(scale) for b in self.blocks], scale * self.rest)
 
     def scale_(self, scale: float) -> Self:
         for block in self.blocks:
-            block.parts[block.scaled].mul_(scale)
+            block.times_(scale)
         self.rest.mul_(scale)
         return self
 
@@ -127,10 +122,12 @@ class KroneckerMatrix(PSDMatrix):
         """Exactly the sum: the products of both, side by side."""
 
         def stacked(a: KroneckerBlock, b: KroneckerBlock) -> KroneckerBlock:
-            if (a.values is None) != (b.values is None):
-                raise TypeError("a corrected Kronecker product is not added to a plain one")
+            if a.parts.keys() != b.parts.keys():
+                raise TypeError(
+                    "Kronecker products of different kinds (plain, corrected, of some rank) are not added"
+                )
             pairs = {name: (part, b.parts[name]) for name, part in a.parts.items()}
-            return a.with_parts({name: torch.cat(pair) for name, pair in pairs.items()})
+            return a.with_parts({name: _stacked(*pair) for name, pair in pairs.items()})
 
         return self.combined(other, stacked)
 
@@ -187,6 +184,12 @@ class KroneckerMatrix(PSDMatrix):
             blocks.append(replace(block, weight=starts[0], bias=bias))
         whole = scatter(self.spread().to(self.rest.dtype), dim, index)
         return type(self).on(blocks, whole)
+
+
+def _stacked(one: Tensor, two: Tensor) -> Tensor:
+    """Both along the first dimension; thin factors of a smaller rank get columns of zeros."""
+    width = max(one.shape[-1], two.shape[-1])
+    return torch.cat([functional.pad(part, (0, width - part.shape[-1])) for part in (one, two)])
 
 
 def _uncovered(blocks: Sequence[KroneckerBlock], dim: int) -> Tensor:

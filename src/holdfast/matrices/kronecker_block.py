@@ -9,7 +9,7 @@ orthonormal bases in place of the factors and a value for every pair of directio
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from torch.nn import functional
 from holdfast.matrices.base import compute_dtype
 from holdfast.products import add_product_, linear, multiply_, precision
 
-__all__ = ["KroneckerBlock"]
+__all__ = ["KroneckerBlock", "times"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,12 +45,17 @@ class KroneckerBlock:
     def place(self) -> tuple[int, int | None, int, int, int]:
         """Where it lies and how large it is; blocks with equal places can be added."""
         _, groups, outputs, _ = self.outputs.shape
-        return self.weight, self.bias, groups, outputs, self.inputs.shape[-1]
+        return self.weight, self.bias, groups, outputs, self.columns
+
+    @property
+    def columns(self) -> int:
+        """The inputs of a group, a bias being one of them."""
+        return self.inputs.shape[2]
 
     @property
     def size(self) -> int:
         """The number of entries of the layer."""
-        return self.outputs.shape[1] * self.outputs.shape[2] * self.inputs.shape[3]
+        return self.outputs.shape[1] * self.outputs.shape[2] * self.columns
 
     @property
     def parts(self) -> dict[str, Tensor]:
@@ -58,20 +63,30 @@ class KroneckerBlock:
         found = {"inputs": self.inputs, "outputs": self.outputs}
         return found if self.values is None else {**found, "values": self.values}
 
-    def with_parts(self, parts: Mapping[str, Tensor]) -> "KroneckerBlock":
+    def with_parts(self, parts: Mapping[str, Tensor]) -> Self:
         """The same place with other tensors."""
         named: dict[str, Any] = dict(parts)
         return replace(self, **named)
 
     @property
-    def scaled(self) -> str:
-        """The one tensor that carries the scale."""
-        return "outputs" if self.values is None else "values"
+    def scaled(self) -> dict[str, float]:
+        """The tensors that carry the scale, and the power of it that each of them has."""
+        return {"outputs" if self.values is None else "values": 1.0}
+
+    def times(self, scale: float | Tensor) -> Self:
+        """The block times a number."""
+        powers = {name: scale**power for name, power in self.scaled.items()}
+        return self.with_parts({name: self.parts[name] * p for name, p in powers.items()})
+
+    def times_(self, scale: float) -> None:
+        """The same in place."""
+        for name, power in self.scaled.items():
+            self.parts[name].mul_(scale**power)
 
     def entries(self) -> list[slice]:
         """The ranges of the flat vector it covers."""
         _, groups, outputs, _ = self.outputs.shape
-        rows, columns = groups * outputs, self.inputs.shape[3] - (self.bias is not None)
+        rows, columns = groups * outputs, self.columns - (self.bias is not None)
         found = [slice(self.weight, self.weight + rows * columns)]
         return found if self.bias is None else [*found, slice(self.bias, self.bias + rows)]
 
@@ -96,36 +111,44 @@ class KroneckerBlock:
         alone = len(V) == 1  # torch is slow at batches of one
         V = V[0] if alone else V
         product = out[self.entries()[0]].view_as(V) if self.bias is None else torch.empty_like(V)
-        dtype = precision(self.inputs, v, V.numel() * min(V.shape[-2:]))
+        dtype = precision(self.inputs, v, V.numel() * min(self.inputs.shape[3], *V.shape[-2:]))
         V = V.to(dtype)
         for term in range(len(self.inputs)):
-            A, G, *values = (
-                (part[term, 0] if alone else part[term]).to(dtype) for part in self.parts.values()
-            )
-            if values:
-                left = _times(G, _times(_times(G.mT, V), A).mul_(values[0]))
-            else:
-                left = _times(G, V)
-            right = A.mT if values else A
-            (multiply_ if term == 0 else add_product_)(product, left, right)
+            parts = {
+                name: (part[term, 0] if alone else part[term]).to(dtype)
+                for name, part in self.parts.items()
+            }
+            self._multiply(product, V, parts, first=term == 0)
         if self.bias is not None:
-            self.write(out, product.view(self.outputs.shape[1:3] + self.inputs.shape[3:]))
+            self.write(out, product.view(*self.outputs.shape[1:3], self.columns))
+
+    def _multiply(self, out: Tensor, V: Tensor, parts: Mapping[str, Tensor], first: bool) -> None:
+        """Write one term's product with V, or add it."""
+        A, G = parts["inputs"], parts["outputs"]
+        if "values" in parts:
+            left = times(G, times(times(G.mT, V), A).mul_(parts["values"]))
+        else:
+            left = times(G, V)
+        right = A.mT if "values" in parts else A
+        (multiply_ if first else add_product_)(out, left, right)
 
     def diagonal(self) -> Tensor:
         """The diagonal entries, (groups, outputs, columns)."""
-        dtype = compute_dtype(self.inputs)
-        A, G = self.inputs.to(dtype), self.outputs.to(dtype)
         if self.values is not None:
+            dtype = compute_dtype(self.inputs)
+            A, G = self.inputs.to(dtype), self.outputs.to(dtype)
             return (G.square() @ self.values.to(dtype) @ A.square().mT).sum(0)
+        A, G = self.factors()
         rows, columns = G.diagonal(dim1=2, dim2=3), A.diagonal(dim1=2, dim2=3)
         return (rows.unsqueeze(3) * columns.unsqueeze(2)).sum(0)
 
     def trace(self) -> Tensor:
         """The sum of the diagonal."""
+        if self.values is None:
+            A, G = self.factors()
+            return (_traces(A) * _traces(G)).sum()
         dtype = compute_dtype(self.inputs)
         A, G = self.inputs.to(dtype), self.outputs.to(dtype)
-        if self.values is None:
-            return (_traces(A) * _traces(G)).sum()
         # the bases are not quite orthonormal in half precision
         lengths = G.square().sum(2).unsqueeze(3) * A.square().sum(2).unsqueeze(2)
         return (lengths * self.values.to(dtype)).sum()
@@ -143,15 +166,15 @@ class KroneckerBlock:
 
     def spectrum(self) -> Tensor:
         """All eigenvalues, in float64, in any order."""
-        A, G = self.inputs.double(), self.outputs.double()
-        if len(A) > 1:
+        if len(self.inputs) > 1:
             return torch.linalg.eigvalsh(self.dense().double()).flatten()
         if self.values is not None:  # the bases are orthonormal
             return self.values.double().flatten()
+        A, G = (factor.double() for factor in self.factors())
         rows, columns = torch.linalg.eigvalsh(G[0]), torch.linalg.eigvalsh(A[0])
         return (rows.unsqueeze(2) * columns.unsqueeze(1)).flatten()
 
-    def grown(self, outputs: int) -> "KroneckerBlock":
+    def grown(self, outputs: int) -> Self:
         """The block of a layer without groups that has more outputs now; they are free."""
         more = outputs - self.outputs.shape[2]
         wide = functional.pad(self.outputs, (0, more, 0, more))
@@ -160,7 +183,7 @@ class KroneckerBlock:
         wide.diagonal(dim1=2, dim2=3)[..., -more:] = 1  # a basis stays one
         return replace(self, outputs=wide, values=functional.pad(self.values, (0, 0, 0, more)))
 
-    def biased(self, bias: int) -> "KroneckerBlock":
+    def biased(self, bias: int) -> Self:
         """The block of a layer without a bias that has one now, which is free."""
         inputs = functional.pad(self.inputs, (0, 1, 0, 1))
         if self.values is None:
@@ -168,7 +191,7 @@ class KroneckerBlock:
         inputs[..., -1, -1] = 1  # a basis stays one
         return replace(self, bias=bias, inputs=inputs, values=functional.pad(self.values, (0, 1)))
 
-    def of_bias(self, diagonal: Tensor) -> "KroneckerBlock":
+    def of_bias(self, diagonal: Tensor) -> Self:
         """A block in the same place that is a diagonal on the bias and zero on the weight."""
         A, G = torch.zeros_like(self.inputs[:1]), torch.zeros_like(self.outputs[:1])
         held = diagonal.to(G).view(1, *G.shape[1:3])
@@ -184,19 +207,21 @@ class KroneckerBlock:
 
     def dense(self) -> Tensor:
         """Every group's block written out, (groups, entries, entries)."""
-        dtype = compute_dtype(self.inputs)
-        A, G = self.inputs.to(dtype), self.outputs.to(dtype)
-        outputs, columns = G.shape[2], A.shape[2]
         if self.values is None:
+            A, G = self.factors()
             product = torch.einsum("tgij,tgkl->gikjl", G, A)
         else:
+            dtype = compute_dtype(self.inputs)
+            A, G = self.inputs.to(dtype), self.outputs.to(dtype)
             turn = torch.einsum("tgip,tgkq->tgikpq", G, A).flatten(4)
             S = self.values.to(dtype).flatten(2)[:, :, None, None]
             product = torch.einsum("tgikr,tgjlr->gikjl", turn * S, turn)
-        return product.reshape(len(product), outputs * columns, outputs * columns)
+        entries = product.shape[1] * product.shape[2]
+        return product.reshape(len(product), entries, entries)
 
 
-def _times(a: Tensor, b: Tensor) -> Tensor:
+def times(a: Tensor, b: Tensor) -> Tensor:
+    """A B, both matrices or batches of them."""
     return linear(a, b.t()) if a.ndim == 2 else a @ b
 
 

@@ -17,7 +17,9 @@ some task, :math:`\langle\Omega_t,\hat\Omega\rangle/\langle\Omega_t,\Omega_t\ran
 17 %. Inputs averaged and gradients summed over tasks, the rule often used, had 0.001 and 2.4.
 
 Corrected blocks get the eigenvectors of the merged factors (their partial traces) as a common basis, and
-in it the exact diagonal of the sum.
+in it the exact diagonal of the sum. Thin blocks keep the leading directions of what their low ranks add up
+to, and what is dropped goes to the diagonal: a task that is zero changes nothing, and the diagonals of both
+partial traces stay exact.
 """
 
 from dataclasses import replace
@@ -26,27 +28,28 @@ import torch
 from torch import Tensor
 
 from holdfast.matrices.kronecker_block import KroneckerBlock
+from holdfast.matrices.thin_block import mixed, thinned
 
 __all__ = ["averaged", "bases", "cleared", "inner", "nearest", "recentred"]
 
 _ITERATIONS = 100  # of a power iteration on as many numbers as there are terms
 
-Factors = tuple[Tensor, Tensor]  # A and G of every term and group
+Factors = tuple[Tensor, Tensor]  # A and G of every term and group, or their weights
 
 
-def averaged(one: KroneckerBlock, two: KroneckerBlock) -> KroneckerBlock:
-    """A single product with both partial traces of the sum."""
+def averaged(one: KroneckerBlock, two: KroneckerBlock, rank: int | None = None) -> KroneckerBlock:
+    """A single product with both partial traces of the sum; thin if it is to have a rank."""
     A, G = _factors(one, two)
     of_A, of_G = (m.diagonal(dim1=2, dim2=3).sum(2) for m in (A, G))  # (terms, groups)
     share = of_G / of_G.sum(0).clamp(min=torch.finfo(A.dtype).tiny)
     silent = (of_G.sum(0) == 0).to(A.dtype) / len(A)  # all zero: any mean of the inputs will do
-    mean = _mixed(share + silent, A)
-    total = mean.diagonal(dim1=2, dim2=3).sum(2).clamp(min=torch.finfo(A.dtype).tiny)
-    return _one(one, two, (mean, _mixed(of_A / total, G)))
+    share = share + silent
+    total = (share * of_A).sum(0).clamp(min=torch.finfo(A.dtype).tiny)  # the trace of the mean
+    return _one(one, two, (share, of_A / total), rank)
 
 
-def nearest(one: KroneckerBlock, two: KroneckerBlock) -> KroneckerBlock:
-    """The single product that is nearest to the sum in Frobenius norm."""
+def nearest(one: KroneckerBlock, two: KroneckerBlock, rank: int | None = None) -> KroneckerBlock:
+    """The single product that is nearest to the sum in Frobenius norm; thin if it is to have a rank."""
     A, G = _factors(one, two)
     products = [torch.einsum("sgij,tgij->gst", m.double(), m.double()) for m in (A, G)]
     of_A, of_G = (p.clamp(min=0) for p in products)
@@ -59,7 +62,7 @@ def nearest(one: KroneckerBlock, two: KroneckerBlock) -> KroneckerBlock:
     a = a / (a * b).sum(1, keepdim=True).clamp(min=tiny)
     scale = a.sum(1, keepdim=True).clamp(min=tiny)  # A stays a mean of the inputs' factors
     weights = ((a / scale).T.to(A.dtype), (b * scale).T.to(A.dtype))
-    return _one(one, two, (_mixed(weights[0], A), _mixed(weights[1], G)))
+    return _one(one, two, weights, rank)
 
 
 def recentred(
@@ -76,9 +79,10 @@ def recentred(
         which the block's part is nowhere negative.
     """
     dtype = b.dtype
-    A, G = merged.inputs.to(dtype), merged.outputs.to(dtype)
     if merged.values is None:
-        A, G = bases(A, G)
+        A, G = bases(*(factor.to(dtype) for factor in merged.factors()))
+    else:
+        A, G = merged.inputs.to(dtype), merged.outputs.to(dtype)
     total, now = _along(one, A, G) + _along(two, A, G), _along(merged, A, G)
     least = torch.finfo(dtype).eps * total.amax((-2, -1), keepdim=True)
     turned = G[0].mT @ b @ A[0]
@@ -115,10 +119,11 @@ def _cleared(numbers: Tensor, least: float | Tensor) -> Tensor:
 
 def inner(one: KroneckerBlock, two: KroneckerBlock) -> float:
     """The Frobenius inner product of blocks of the same kind, in float64."""
-    (A, G), (B, H) = ((b.inputs.double(), b.outputs.double()) for b in (one, two))
     if one.values is None or two.values is None:
-        of_A, of_G = (torch.einsum("sgij,tgij->stg", *pair) for pair in ((A, B), (G, H)))
+        pairs = zip(one.factors(), two.factors(), strict=True)
+        of_A, of_G = (torch.einsum("sgij,tgij->stg", a.double(), b.double()) for a, b in pairs)
         return float((of_A * of_G).sum())
+    (A, G), (B, H) = ((b.inputs.double(), b.outputs.double()) for b in (one, two))
     total = 0.0
     for s in range(len(A)):
         for t in range(len(B)):
@@ -138,20 +143,26 @@ def _mixed(weights: Tensor, matrices: Tensor) -> Tensor:
     return torch.einsum("tg,tgij->gij", weights, matrices).unsqueeze(0)
 
 
-def _one(one: KroneckerBlock, two: KroneckerBlock, factors: Factors) -> KroneckerBlock:
-    """The merged block: the factors themselves, or the exact diagonal in their eigenvectors."""
+def _one(
+    one: KroneckerBlock, two: KroneckerBlock, weights: Factors, rank: int | None
+) -> KroneckerBlock:
+    """The merged block: mixed factors, or the exact diagonal of the sum in their eigenvectors."""
+    if rank is not None:
+        return mixed(thinned(one, rank), thinned(two, rank), weights, rank)
+    A, G = map(_mixed, weights, _factors(one, two))
     if one.values is None or two.values is None:
-        return replace(one, inputs=factors[0], outputs=factors[1], values=None)
-    A, G = bases(*factors)
+        return KroneckerBlock(one.weight, one.bias, A, G, name=one.name)
+    A, G = bases(A, G)
     values = _along(one, A, G) + _along(two, A, G)
     return replace(one, inputs=A, outputs=G, values=cleared(values).unsqueeze(0))
 
 
 def _along(block: KroneckerBlock, A: Tensor, G: Tensor) -> Tensor:
     """The diagonal of a block in a basis, (groups, outputs, columns)."""
-    inputs, outputs = block.inputs.to(A), block.outputs.to(G)
     if block.values is None:
+        inputs, outputs = (factor.to(A) for factor in block.factors())
         columns, rows = ((m * (f @ m)).sum(2) for m, f in ((A, inputs), (G, outputs)))
         return (rows.unsqueeze(3) * columns.unsqueeze(2)).sum(0)
+    inputs, outputs = block.inputs.to(A), block.outputs.to(G)
     turn_A, turn_G = A.mT @ inputs, G.mT @ outputs
     return (turn_G.square() @ block.values.to(A) @ turn_A.square().mT).sum(0)

@@ -1,0 +1,187 @@
+"""Kronecker products of thin factors: a low rank and a diagonal each, for any number of tasks."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import holdfast as hf
+import kronecker_oracle as oracle
+import reference
+from holdfast.configuration import to_json
+from recipes_table import close
+from test_kronecker import DOUBLE, HISTORIES, NETWORKS, expected, inputs, learned, network, tasks
+
+MERGES = ["average", "nearest"]
+Thin = tuple[Tensor, Tensor]  # low rank and diagonal, both as whole matrices
+
+
+def thin(factor: Tensor, rank: int) -> Thin:
+    low = reference.best_rank(factor, rank)
+    return low, (factor - low).diagonal().diag()
+
+
+def summed(weights: tuple[float, float], old: Thin, new: Thin, rank: int) -> Thin:
+    """The leading directions of both low ranks; what is dropped goes to the diagonal."""
+    total = weights[0] * old[0] + weights[1] * new[0]
+    low = reference.best_rank(total, rank)
+    rest = weights[0] * old[1] + weights[1] * new[1]
+    return low, rest + (total - low).diagonal().diag()
+
+
+def averages(A: list[Tensor], G: list[Tensor]) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Weights of both factors that keep both partial traces of G₀ ⊗ A₀ + G₁ ⊗ A₁."""
+    of_A, of_G = ([float(m.trace()) for m in factors] for factors in (A, G))
+    share = [g / sum(of_G) for g in of_G]
+    mean = sum(s * a for s, a in zip(share, of_A, strict=True))
+    return (share[0], share[1]), (of_A[0] / mean, of_A[1] / mean)
+
+
+@pytest.mark.parametrize("name", ["perceptron", "images"])
+@pytest.mark.parametrize("history", HISTORIES.values(), ids=HISTORIES)
+@pytest.mark.parametrize("rank", [1, 3])
+def test_tasks_by_dense_algebra(name: str, history: hf.History, rank: int) -> None:
+    found = learned(name, hf.Kronecker(rank=rank), history, "latest").matrix.dense()
+    at = oracle.places(network(name))
+    state: dict[tuple[str, int], tuple[Thin, Thin]] = {}
+    rest = torch.zeros(len(found), dtype=DOUBLE)
+    for count, (model, columns) in enumerate(tasks(name)):
+        w_old, w_new = history.weights(count)
+        new = expected(model, columns, hf.Kronecker())
+        rest = w_old * rest + w_new * new.diagonal() if count else w_new * new.diagonal()
+        for path, matrices in at.items():
+            for group, place in enumerate(matrices):
+                A, G = oracle.partial_traces(oracle.take(new, place), *place.shape)
+                pair = thin(A, rank), thin(w_new * G, rank)
+                if count:
+                    old_A, old_G = state[path, group]
+                    old_G = w_old * old_G[0], w_old * old_G[1]
+                    of_A, of_G = averages(
+                        *([f[0] + f[1] for f in fs] for fs in ((old_A, pair[0]), (old_G, pair[1])))
+                    )
+                    merged = summed(of_A, old_A, pair[0], rank)
+                    pair = merged, summed(of_G, old_G, pair[1], rank)
+                state[path, group] = pair
+    truth = rest.diag()
+    for (path, group), (A, G) in state.items():
+        oracle.put(truth, at[path][group], torch.kron(G[0] + G[1], A[0] + A[1]))
+    close(found, truth, 1e-8)
+
+
+@pytest.mark.parametrize("name", [n for n in NETWORKS if n not in ("used twice", "recurrent")])
+@pytest.mark.parametrize("rank", [1, 2])
+def test_the_diagonal_is_that_of_whole_products(name: str, rank: int) -> None:
+    """Whatever the rank, for any number of tasks."""
+    thin, whole = (
+        learned(name, hf.Kronecker(rank=r), hf.Sum(), "latest").matrix for r in (rank, None)
+    )
+    close(thin.diagonal(), whole.diagonal(), 1e-8)
+    close(thin.trace(), whole.trace(), 1e-9)
+    assert float(torch.linalg.eigvalsh(thin.dense()).min()) > -1e-12 * float(thin.trace())
+
+
+@pytest.mark.parametrize("name", ["perceptron", "images"])
+@pytest.mark.parametrize("merge", [*MERGES, "stack"])
+@pytest.mark.parametrize("anchor", ["latest", "each"])
+def test_exact_at_full_rank(name: str, merge: Any, anchor: str) -> None:
+    whole, thin = (
+        learned(name, hf.Kronecker(merge=merge, rank=rank), hf.Sum(), anchor)
+        for rank in (None, 99)
+    )
+    close(thin.matrix.dense(), whole.matrix.dense(), 1e-8)
+    model = tasks(name)[0][0]  # somewhere else than at the anchor
+    close(thin(model).detach(), whole(model).detach(), 1e-7)
+
+
+def test_nothing_that_products_hold_is_free() -> None:
+    model, columns = network("perceptron"), inputs(4)
+    columns[0][:, 1] = 0  # a dead input: its weights are free
+    whole, thin = (
+        hf.Regularizer(hf.EWC(), hf.Kronecker(rank=rank)).consolidate(model, [columns], seed=0)
+        for rank in (None, 1)
+    )
+    values, vectors = torch.linalg.eigh(thin.matrix.dense())
+    free = vectors[:, values < 1e-10 * values.max()]
+    assert free.shape[1] > 0
+    held = free.T @ whole.matrix.dense() @ free
+    assert float(held.abs().max()) < 1e-9 * float(whole.matrix.trace())
+
+
+@pytest.mark.parametrize("merge", MERGES)
+def test_a_task_without_importance_changes_nothing(merge: Any) -> None:
+    model, columns = network("perceptron"), inputs(4)
+    zero = hf.Custom(lambda outputs, batch: 0 * outputs.sum(1))
+    approximation = hf.Kronecker(rank=1, merge=merge)
+    some = hf.Regularizer(hf.EWC(), approximation).consolidate(model, [columns], seed=0).matrix
+    with pytest.warns(hf.ImportanceWarning, match="zero"):
+        none = hf.Regularizer(zero, approximation).consolidate(model, [columns], seed=0).matrix
+    for one, two in ((some, none), (none, some)):
+        close(approximation.add(one, (), two)[0].dense(), some.dense(), 1e-9)
+
+
+@pytest.mark.parametrize("merge", [*MERGES, "stack"])
+@pytest.mark.parametrize("rank", [4, 99])
+def test_a_head_that_outgrows_the_rank(merge: Any, rank: int) -> None:
+    """Three outputs have a factor of rank three, six one of rank four: their sums have the larger one."""
+    columns = inputs(4)
+    small, large = (nn.Sequential(nn.Linear(4, count)).double() for count in (3, 6))
+    found = []
+    for chosen in (rank, None):
+        recipe = hf.Regularizer(hf.EWC(), hf.Kronecker(merge=merge, rank=chosen))
+        penalty = recipe.consolidate(small, [columns], seed=0)
+        found.append(recipe.consolidate(large, [columns], previous=penalty, seed=0).matrix)
+    thin, whole = found
+    if rank == 99:
+        close(thin.dense(), whole.dense(), 1e-8)
+    if merge != "nearest":  # whose weights depend on more than the traces
+        close(thin.diagonal(), whole.diagonal(), 1e-8)
+
+
+def test_numbers_kept() -> None:
+    """About rank · (n + k) per layer of n × k, and no more where the layer is smaller than the rank."""
+    model = nn.Sequential(nn.Linear(50, 40), nn.ReLU(), nn.Linear(40, 3)).double()
+    columns = torch.randn(20, 50, dtype=DOUBLE), torch.randint(3, (20,))
+    recipe = hf.Regularizer(hf.EWC(), hf.Kronecker(rank=8))
+    penalty = recipe.consolidate(model, [columns], seed=0)
+    sides = {51: 8, 40: 8, 41: 8, 3: 3}
+    kept = sum(side * (rank + 1) for side, rank in sides.items())
+    assert sum(t.numel() for t in penalty.matrix.tensors.values()) == kept
+    again = recipe.consolidate(model, [columns], previous=penalty, seed=0)
+    assert again.matrix.nbytes == penalty.matrix.nbytes
+
+
+def test_products_in_half_precision(tmp_path: Any) -> None:
+    """Large enough for the processor's own bfloat16, saved and read again."""
+    model = nn.Sequential(nn.Linear(300, 400, bias=False), nn.ReLU(), nn.Linear(400, 3))
+    columns = torch.randn(30, 300), torch.randint(3, (30,))
+    recipe = hf.Regularizer(hf.EWC(), hf.Kronecker(rank=16))
+    penalty = recipe.consolidate(model, [columns], seed=0)
+    penalty.to(dtype=torch.bfloat16).save(tmp_path / "half.safetensors")
+    half = hf.Penalty.load(tmp_path / "half.safetensors")
+    assert half.matrix.nbytes * 2 == penalty.matrix.nbytes
+    v = torch.randn(penalty.matrix.dim)
+    truth = penalty.matrix @ v
+    assert float((half.matrix @ v - truth).norm() / truth.norm()) < 2e-2
+    assert (
+        float((penalty.matrix.to(dtype=DOUBLE) @ v.double() - truth).norm() / truth.norm()) < 1e-5
+    )
+
+
+@pytest.mark.parametrize("rank", [0, -1, 2.0, True, "many"])
+def test_wrong_ranks(rank: Any) -> None:
+    with pytest.raises(ValueError, match="rank must be a positive integer"):
+        hf.Kronecker(rank=rank)
+
+
+def test_a_correction_has_no_rank() -> None:
+    with pytest.raises(ValueError, match="cannot be combined with rank"):
+        hf.Kronecker(correction="eigen", rank=8)
+
+
+def test_whole_products_are_named_as_before() -> None:
+    """The names of runs and files follow from the JSON: an option that came later changes none."""
+    assert "rank" not in to_json(hf.Kronecker())
+    assert to_json(hf.Kronecker(rank=8))["rank"] == 8
+    assert dataclasses.replace(hf.Kronecker(rank=8), rank=None) == hf.Kronecker()
