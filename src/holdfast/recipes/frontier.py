@@ -36,7 +36,11 @@ __all__ = ["FrontierRecipe"]
 
 SEARCHED = "ten-tasks"  # the stream on which strengths are chosen for all permutations
 LENGTH = {"ten-tasks": 10, "twenty-tasks": 20, "fifty-tasks": 50}
-BUDGETS = (5, 10, 25)  # floats per parameter beside 1 (diagonal) and 50 (the paper's sketch)
+BUDGETS = (
+    5,
+    10,
+    25,
+)  # floats per parameter beside 1 (diagonal), 50 (the paper's sketch) and thin products
 BLOCK_EXAMPLES = 10_000  # blocks need rows of single examples, which cost 50 times a sketch
 
 
@@ -77,7 +81,7 @@ def _groups(preset: str, request: Request) -> Iterator[list[Cell]]:
     if preset in ("toy", "ten-tasks"):  # longer streams learn thousands of epochs at once
         ends.append(Cell(dataclasses.replace(base, mode="joint")))
     tiers = _tiers() if preset in ("toy", "ten-tasks") else [_longest()]
-    tiers = [_strongest()[::4]] if smoke else tiers
+    tiers = [[Kronecker(), KroneckerPlusLowRank(rank=2)]] if smoke else tiers
     for index, tier in enumerate(tiers):
         cells = [_tuned(base, method, smoke) for method in tier]
         yield [cell.adjusted(request) for cell in (cells + ends if index == 0 else cells)]
@@ -87,22 +91,25 @@ def _strongest() -> list[Method]:
     """What is compared on every stream, the most telling first."""
     return [
         Kronecker(),
+        Kronecker(rank=64),
         Diagonal(),
         CountSketch(50),
         LowRank(50),
-        KroneckerPlusLowRank(rank=2),
+        Kronecker(rank=16),
     ]
 
 
 def _longest() -> list[Method]:
     """What is compared on long streams; half precision halves the time of a Kronecker product."""
-    return [InHalf(Kronecker()), *_strongest()[1:], Kronecker(correction="eigen")]
+    return [InHalf(Kronecker()), *_strongest()[1:]]
 
 
 def _tiers() -> list[list[Method]]:
     """Every approximation at every budget; a part of a sum costs its share of it."""
+    thin: list[Method] = [Kronecker(rank=rank) for rank in (4, 1, 256)]
     together: list[Method] = [
         InHalf(Kronecker()),
+        KroneckerPlusLowRank(rank=2),
         InHalf(CountSketch(50)),
         Kronecker(correction="eigen"),
         Kronecker(merge="stack"),
@@ -121,7 +128,7 @@ def _tiers() -> list[list[Method]]:
     for size in (10, 50):
         families += [Nystrom(size), LowRank(size, shrink=True), DenseSketch(size)]
         families += [OSNAP(size), SRHT(size)]
-    return [_strongest(), together, sizes, blocks, small, large, families]
+    return [_strongest(), thin, together, sizes, blocks, small, large, families]
 
 
 def _base(preset: str, smoke: bool) -> Experiment:

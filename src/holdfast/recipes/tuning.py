@@ -78,7 +78,7 @@ class Tuning:
         return strength(_best(scores))
 
     def _exponents(self, score: Score) -> range:
-        """The grid, two values wider on the side where its best lies at the edge, as often as needed."""
+        """The grid, one value wider on the side where its best lies at the edge, as often as needed."""
         first, last = self.grid[0], self.grid[-1]
         step = self.grid[1] - first if len(self.grid) > 1 else 1
         while True:
@@ -87,9 +87,9 @@ class Tuning:
                 return range(first, last + 1, step)
             best = _best(scores)
             if best == first and first > self.widest[0]:
-                first -= 2
+                first -= step
             elif best == last and last < self.widest[1]:
-                last += 2
+                last += step
             else:
                 return range(first, last + 1, step)
 
