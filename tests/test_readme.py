@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from holdfast import report
+from holdfast.report.blocks import amount
 from holdfast.report.frontier import floats, plain_seconds
 from holdfast.report.loading import read
 from holdfast.report.measures import Summary, finals, summary, work_seconds
+from holdfast.report.naming import epochs
+from holdfast.report.settings import Setting
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -24,6 +27,7 @@ NAMES = {
     "low_rank": "rank {rank}",
     "full": "full",
 }
+TASKS = {"ten-tasks": 10, "twenty-tasks": 20, "fifty-tasks": 50}
 PRESETS = ("paper", "original-code", "fair")
 PRINTED_RANK_1 = {"ewc": 83.2, "mas": 85.5}  # the authors' notebooks; not in the paper's own table
 
@@ -109,17 +113,29 @@ def line(
 
 
 def frontier() -> str:
-    """Accuracy after ten tasks and its price, from little memory to much."""
+    """Accuracy on every stream and its price on ten tasks, from little memory to much."""
     found = read(ROOT / "results/frontier")
     plain = plain_seconds(found, "ten-tasks")
+    methods: dict[str, dict[str, Setting]] = {}
+    streams: dict[str, None] = {}
+    for preset, said in TASKS.items():
+        settings = [*found.sized(preset), *found.baselines(preset, every_scale=True)]
+        for setting in sorted(settings, key=lambda s: (epochs(s), floats(s))):
+            longer = f", {epochs(setting)} epochs" if epochs(setting) > 1 else ""
+            streams[f"{said} tasks{longer}"] = None
+            methods.setdefault(setting.label, {})[f"{said} tasks{longer}"] = setting
     lines = [
-        "| approximation | floats per parameter | accuracy, % (seeds) | × time of a plain run |",
-        "|---|--:|--:|--:|",
+        f"| approximation | floats per parameter | {' | '.join(streams)} | × time of a plain run |",
+        "|---|--:|" + "--:|" * (len(streams) + 1),
     ]
-    for setting in sorted([*found.sized("ten-tasks"), *found.baselines("ten-tasks")], key=floats):
-        values = spread(summary(list(finals(setting).values())))
-        time = f"{work_seconds(setting) / plain:.1f}" if plain else "—"
-        lines.append(f"| {setting.label} | {floats(setting):.1f} | {values} | {time} |")
+    for label, own in sorted(methods.items(), key=lambda m: floats(next(iter(m[1].values())))):
+        means = [
+            spread(summary(list(finals(own[s]).values()))) if s in own else "—" for s in streams
+        ]
+        first = own.get("10 tasks")
+        time = f"{work_seconds(first) / plain:.1f}" if plain and first else "—"
+        memory = amount(floats(next(iter(own.values())))).text
+        lines.append(f"| {label} | {memory} | {' | '.join(means)} | {time} |")
     return "\n".join(lines) + "\n"
 
 

@@ -31,7 +31,11 @@ __all__ = ["SUITES"]
 
 
 _SIZES = (784, 1024, 512, 256, 10)  # permuted MNIST
-_KRONECKER = (torch.float32, torch.bfloat16)
+_KRONECKER = (  # what it is called, rank, precision
+    ("Kronecker", None, torch.float32),
+    ("Kronecker", None, torch.bfloat16),
+    ("Kronecker of rank 64", 64, torch.float32),
+)
 
 
 def perceptron(sizes: Sequence[int] = _SIZES) -> nn.Sequential:
@@ -145,19 +149,21 @@ def _steps(
         yield _line("step", f"{name}, {kind} / a plain step", found, target, _both(found))
     if len(targets) == 1:
         return
-    for dtype in _KRONECKER:
-        held, kind = _kronecker(model, (x, y), dtype), str(dtype).removeprefix("torch.")
+    for method, rank, dtype in _KRONECKER:
+        held, kind = _kronecker(model, (x, y), rank, dtype), str(dtype).removeprefix("torch.")
         found = ratio(partial(step, None), partial(step, held), pairs)
-        what = f"{name}, Kronecker, {kind} / a plain step"
+        what = f"{name}, {method}, {kind} / a plain step"
         yield _line("step", what, found, 3.0, _both(found))
 
 
-def _kronecker(model: nn.Module, batch: tuple[Tensor, Tensor], dtype: torch.dtype) -> Penalty:
+def _kronecker(
+    model: nn.Module, batch: tuple[Tensor, Tensor], rank: int | None, dtype: torch.dtype
+) -> Penalty:
     """A penalty from few examples, which will do: the time does not depend on them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = Regularizer(EWC(), Kronecker(), 1e-3).consolidate(model, [batch], progress=False)
-    return found.to(dtype=dtype)
+        recipe = Regularizer(EWC(), Kronecker(rank=rank), 1e-3)
+        return recipe.consolidate(model, [batch], progress=False).to(dtype=dtype)
 
 
 def _own_steps(
@@ -185,8 +191,9 @@ def _own_steps(
         ("", partial(_factored, t=50, dtype=dtype), dtype, target)
         for dtype, target in targets.items()
     ]
-    for dtype in _KRONECKER:
-        methods.append(("Kronecker, ", partial(_kronecker, batch=(x, y), dtype=dtype), dtype, 3.0))
+    for said, rank, dtype in _KRONECKER:
+        own = partial(_kronecker, batch=(x, y), rank=rank, dtype=dtype)
+        methods.append((f"{said}, ", own, dtype, 3.0))
     for method, held, dtype, target in methods:
         found = ratio(prepare(lambda _: None), prepare(held), pairs)
         kind = str(dtype).removeprefix("torch.")

@@ -179,6 +179,11 @@ def number(value: float | None, digits: int = 1) -> Cell:
     return Cell(_plain(value, digits), value)
 
 
+def amount(value: float) -> Cell:
+    """Numbers per parameter: one decimal, and two digits of what is less than one."""
+    return Cell(f"{value:.2g}" if 0 < value < 0.95 else _plain(value, 1), value)
+
+
 def signed(value: float | None, digits: int = 1) -> Cell:
     """A difference: the sign is always shown, and nothing is "−0.0"."""
     if value is None or math.isnan(value):

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from holdfast.report.blocks import Cell, Column, Table, number
+from holdfast.report.blocks import Cell, Column, Table, amount
 from holdfast.report.comparison import count, statistics
 from holdfast.report.loading import Study
 from holdfast.report.measures import difference, finals, floats, mean_accuracy, summary
@@ -12,12 +12,13 @@ from holdfast.report.standard import scale
 
 __all__ = ["BUDGETS", "best_at_every_budget", "within"]
 
-BUDGETS = (0, 1, 2.3, 5, 10, 25, 50)  # 32-bit numbers per parameter beside the anchor
+BUDGETS = (0, 0.05, 0.2, 1, 2.3, 5, 10, 25, 50)  # 32-bit numbers per parameter beside the anchor
+_ROUNDING = 1.02  # a budget is a round number
 
 
 def within(settings: Sequence[Setting], budget: float) -> list[Setting]:
-    """The sequential settings that a budget pays for, to one decimal, the best first."""
-    found = [s for s in settings if s.mode == "sequential" and round(floats(s), 1) <= budget]
+    """The sequential settings that a budget pays for, the best first."""
+    found = [s for s in settings if s.mode == "sequential" and floats(s) <= _ROUNDING * budget]
     return sorted(found, key=mean_accuracy, reverse=True)
 
 
@@ -63,8 +64,8 @@ def _row(study: Study, found: Sequence[Setting], named: Mapping[Setting, str]) -
     best = found[0]
     cells = [
         Cell(named[best], named[best]),
-        number(floats(best), 1),
-        number(4 * floats(best), 1),
+        amount(floats(best)),
+        amount(4 * floats(best)),
         statistics(summary(list(finals(best).values()))),
         count(len(best.runs)),
     ]

@@ -1,6 +1,6 @@
 """Who is best in the memory it takes."""
 
-from holdfast.report.blocks import Cell, Column, Table, number
+from holdfast.report.blocks import Cell, Column, Table, amount
 from holdfast.report.comparison import count, memory, method, statistics, strength
 from holdfast.report.loading import Study
 from holdfast.report.measures import finals, floats, mean_accuracy, summary
@@ -40,7 +40,7 @@ def at_equal_memory(study: Study, preset: str) -> Table | None:
             [
                 method(setting, named[setting]),
                 memory(setting),
-                number(floats(setting), 1),
+                amount(floats(setting)),
                 statistics(summary(list(finals(setting).values()))),
                 count(len(setting.runs)),
                 strength(setting),

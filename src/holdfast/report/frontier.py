@@ -5,7 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from holdfast.report import sections, tasks
-from holdfast.report.blocks import Block, Column, Figure, Section, Table, number
+from holdfast.report.blocks import Block, Column, Figure, Section, Table, amount, number
 from holdfast.report.budgets import best_at_every_budget
 from holdfast.report.choice import choice
 from holdfast.report.comparison import count, method, statistics, strength
@@ -36,6 +36,7 @@ TITLES = {
     "toy": "Five tasks in the plane",
 }
 _MARKERS = ("o", "s", "^", "D")  # of families that share a colour
+_TICKS = (0.005, 0.02, 0.05, 0.2, 0.5, 1, 2, 5, 10, 25, 50)  # floats per parameter
 _LINES = ("-", "--", ":", "-.")  # from few epochs to many
 
 
@@ -90,8 +91,8 @@ def _table(
         rows.append(
             [
                 method(setting, named[setting]),
-                number(floats(setting), 1),
-                number(4 * floats(setting), 1),
+                amount(floats(setting)),
+                amount(4 * floats(setting)),
                 statistics(summary(list(finals(setting).values()))),
                 count(len(setting.runs)),
                 count(epochs(setting)),
@@ -171,8 +172,9 @@ def _memory(
         low = min(held) - max(max(held) - min(held), 2.0)
         axes.set_ylim(bottom=max(axes.get_ylim()[0], low))
     axes.set_xscale("log")
-    ticks = [1, 2, 5, 10, 25, 50]
-    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    least = min((floats(s) for s in settings if floats(s) > 0), default=1.0)
+    ticks = [tick for tick in _TICKS if tick >= least / 2]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.set_xlabel("floats per parameter")
     axes.set_ylabel("average accuracy, %")

@@ -196,7 +196,9 @@ class Setting:
     def _method(self) -> str:
         """The approximation, its size and its variant."""
         name, parameters = words(self.approximation), self.part("approximation")
-        if "rank" in parameters:
+        if self.approximation == "kronecker":
+            name = f"{name}, rank {parameters['rank']}" if "rank" in parameters else name
+        elif "rank" in parameters:
             name = f"{name} {parameters['rank']}"
         elif self.approximation == "block_diagonal":
             name = f"{name} ({parameters['size']} × {parameters['size']})"
