@@ -264,7 +264,10 @@ class Kronecker(Approximation):
     def nbytes(self, setting: Setting) -> int:
         factors = sum(s.groups * (s.columns**2 + s.outputs**2) for s in setting.layers)
         if self.correction == "none":
-            return setting.nbytes(2 * factors + setting.dim)  # with one of two sums to be divided
+            # with one of two sums to be divided, then with the eigenvectors of a factor in float64
+            side = max((max(s.columns, s.outputs) for s in setting.layers), default=0)
+            turned = 0 if self.rank is None else 8 * side**2
+            return setting.nbytes(2 * factors + setting.dim + turned)
         return setting.nbytes(3 * factors + 3 * setting.dim) + HELD_BYTES
 
     def add(self, old: PSDMatrix, offset: Offset, new: PSDMatrix) -> tuple[PSDMatrix, Offset]:
