@@ -91,6 +91,8 @@ FIXED: dict[str, hf.Approximation] = {
     "diagonal": hf.Diagonal(),
     "Kronecker": hf.Kronecker(),
     "Kronecker, eigenvalue-corrected": hf.Kronecker(correction="eigen"),
+    "Kronecker of rank 16": hf.Kronecker(rank=16),
+    "Kronecker of rank 4": hf.Kronecker(rank=4),
 }
 
 
