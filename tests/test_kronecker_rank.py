@@ -11,6 +11,7 @@ import holdfast as hf
 import kronecker_oracle as oracle
 import reference
 from holdfast.configuration import to_json
+from holdfast.matrices import thin_block
 from recipes_table import close
 from test_kronecker import DOUBLE, HISTORIES, NETWORKS, expected, inputs, learned, network, tasks
 
@@ -137,6 +138,27 @@ def test_a_head_that_outgrows_the_rank(merge: Any, rank: int) -> None:
         close(thin.dense(), whole.dense(), 1e-8)
     if merge != "nearest":  # whose weights depend on more than the traces
         close(thin.diagonal(), whole.diagonal(), 1e-8)
+
+
+def test_wide_factors_are_not_decomposed_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few eigenvectors: nearly those of the whole, nothing negative left, and the same every time."""
+    generator = torch.Generator().manual_seed(3)
+    turn = torch.linalg.qr(torch.randn(2, 300, 300, dtype=DOUBLE, generator=generator)).Q
+    values = torch.arange(1, 301, dtype=DOUBLE) ** -1.0
+    matrix = ((turn * values) @ turn.mT).unsqueeze(0)
+    whole = thin_block._leading(matrix, 8)[..., :8]
+    monkeypatch.setattr(thin_block, "_WHOLE", 100)
+    few = thin_block._leading(matrix, 8)[..., :8]
+    assert few.shape == whole.shape
+    kept, best = ((root @ root.mT).diagonal(dim1=2, dim2=3).sum(2) for root in (few, whole))
+    assert bool((kept <= best * (1 + 1e-12)).all())
+    assert bool((kept > 0.999 * best).all())
+    assert float(torch.linalg.eigvalsh(matrix - few @ few.mT).min()) > -1e-12
+    torch.testing.assert_close(thin_block._leading(matrix, 8)[..., :8], few, rtol=0, atol=0)
+    before = torch.get_rng_state()
+    flat = torch.zeros(1, 1, 300, 300, dtype=DOUBLE)
+    assert not bool(thin_block._leading(flat, 8).any())  # nothing to find
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_numbers_kept() -> None:

@@ -19,6 +19,9 @@ from holdfast.products import add_product_
 
 __all__ = ["ThinBlock", "mixed", "thinned"]
 
+_WHOLE = 1024  # sides up to which all eigenvectors are computed: a fifth of a second
+_SPARE, _ROUNDS = 16, 4  # of the subspace iteration: more columns than are kept, and products
+
 
 @dataclass(frozen=True, eq=False)
 class ThinBlock(KroneckerBlock):
@@ -84,9 +87,8 @@ def thinned(block: KroneckerBlock, rank: int) -> ThinBlock:
         return block
     found = []
     for factor in block.factors():
-        values, vectors = torch.linalg.eigh(factor.double())
-        root = vectors * values.clamp(min=0).sqrt().unsqueeze(-2)
-        found.append(_thin(root.flip(-1), factor.diagonal(dim1=2, dim2=3), rank, factor.dtype))
+        root = _leading(factor.double(), rank)
+        found.append(_thin(root, factor.diagonal(dim1=2, dim2=3), rank, factor.dtype))
     return _block(block, *found)
 
 
@@ -110,6 +112,28 @@ def mixed(one: ThinBlock, two: ThinBlock, weights: tuple[Tensor, Tensor], rank: 
 
 
 Thin = tuple[Tensor, Tensor]
+
+
+def _leading(matrix: Tensor, rank: int) -> Tensor:
+    """Columns whose outer products add up to the leading part of (…, n, n), the largest first.
+
+    All eigenvectors of a wide matrix would cost n³. A few of them are found by subspace iteration; what that
+    has found is then below the matrix (Nyström), so that what is left has no negative diagonal.
+    """
+    wide = matrix.shape[-1]
+    if wide <= max(_WHOLE, 8 * rank):
+        values, vectors = torch.linalg.eigh(matrix)
+        return (vectors * values.clamp(min=0).sqrt().unsqueeze(-2)).flip(-1)
+    start = torch.randn(wide, rank + _SPARE, generator=torch.Generator().manual_seed(0))
+    Q = start.to(matrix).expand(*matrix.shape[:-1], -1)
+    for _ in range(_ROUNDS):
+        Q, _ = torch.linalg.qr(matrix @ Q)
+    seen = matrix @ Q
+    values, vectors = torch.linalg.eigh(Q.mT @ seen)
+    least = torch.finfo(matrix.dtype).eps * wide * values[..., -1:]
+    inverse = torch.where(values > least, values, torch.inf).rsqrt()
+    U, S, _ = torch.linalg.svd(seen @ (vectors * inverse.unsqueeze(-2)), full_matrices=False)
+    return U * S.unsqueeze(-2)
 
 
 def _thin(root: Tensor, diagonal: Tensor, rank: int, dtype: torch.dtype) -> Thin:
