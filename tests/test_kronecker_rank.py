@@ -12,6 +12,7 @@ import kronecker_oracle as oracle
 import reference
 from holdfast.configuration import to_json
 from holdfast.matrices import thin_block
+from holdfast.structure import layer_shapes
 from recipes_table import close
 from test_kronecker import DOUBLE, HISTORIES, NETWORKS, expected, inputs, learned, network, tasks
 
@@ -71,7 +72,7 @@ def test_tasks_by_dense_algebra(name: str, history: hf.History, rank: int) -> No
     close(found, truth, 1e-8)
 
 
-@pytest.mark.parametrize("name", [n for n in NETWORKS if n not in ("used twice", "recurrent")])
+@pytest.mark.parametrize("name", [n for n in NETWORKS if n != "recurrent"])
 @pytest.mark.parametrize("rank", [1, 2])
 def test_the_diagonal_is_that_of_whole_products(name: str, rank: int) -> None:
     """Whatever the rank, for any number of tasks."""
@@ -189,6 +190,79 @@ def test_products_in_half_precision(tmp_path: Any) -> None:
     assert (
         float((penalty.matrix.to(dtype=DOUBLE) @ v.double() - truth).norm() / truth.norm()) < 1e-5
     )
+
+
+@pytest.mark.parametrize("merge", MERGES)
+def test_tasks_of_different_precision(merge: Any) -> None:
+    """A penalty that was stored in half precision is continued in that of the model."""
+    model, columns = network("perceptron"), inputs(4)
+    recipe = hf.Regularizer(hf.EWC(), hf.Kronecker(rank=2, merge=merge))
+    first = recipe.consolidate(model, [columns], seed=0)
+    truth = recipe.consolidate(model, [columns], previous=first, seed=0).matrix
+    half = first.to(dtype=torch.bfloat16)
+    found = recipe.consolidate(model, [columns], previous=half, seed=0).matrix
+    assert {t.dtype for t in found.tensors.values()} == {DOUBLE}
+    assert float((found.dense() - truth.dense()).norm() / truth.dense().norm()) < 2e-2
+
+
+@pytest.mark.parametrize("options", [{"rank": 2}, {"correction": "eigen"}], ids=str)
+def test_what_overflows_is_refused_by_name(options: Any) -> None:
+    huge = hf.Custom(lambda outputs, batch: outputs.sum(1) * 1e20)
+    recipe = hf.Regularizer(huge, hf.Kronecker(**options))
+    with pytest.raises(ValueError, match="NaN or inf entries in: weight, bias"):
+        recipe.consolidate(nn.Linear(5, 3), [(torch.randn(12, 5),)], seed=0)
+
+
+@pytest.mark.parametrize("rank", [1, 4, 19, 99])
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE], ids=str)
+def test_inputs_of_very_different_scales(rank: int, dtype: torch.dtype) -> None:
+    """A raw timestamp among numbers of size one: the diagonal of the others is not lost in its rounding."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 20, generator=generator, dtype=dtype)
+    x[:, 7] = (1 + 0.1 * x[:, 7]) * 1e9
+    x[:, 3] = 0  # dead
+    columns = x, torch.randint(3, (200,), generator=generator)
+    model = nn.Linear(20, 3).to(dtype)
+    with torch.no_grad():
+        model.weight[:, 7] /= 1e9
+    thin, whole = (
+        hf.Regularizer(hf.EWC(), hf.Kronecker(rank=r)).consolidate(model, [columns], seed=0).matrix
+        for r in (rank, None)
+    )
+    torch.testing.assert_close(thin.diagonal(), whole.diagonal(), rtol=1e-5, atol=0)
+
+
+def test_entries_that_matter_very_little_are_not_free() -> None:
+    model = nn.Linear(5, 6)
+    with torch.no_grad():
+        model.bias[2:] -= 30
+    columns = torch.randn(40, 5), torch.randint(2, (40,))
+    thin, whole = (
+        hf.Regularizer(hf.EWC(), hf.Kronecker(rank=r)).consolidate(model, [columns], seed=0).matrix
+        for r in (4, None)
+    )
+    torch.testing.assert_close(thin.diagonal(), whole.diagonal(), rtol=1e-4, atol=0)
+
+
+def test_the_estimate_of_memory_counts_every_group() -> None:
+    one, many = nn.Conv1d(40, 8, 1), nn.Conv1d(320, 64, 1, groups=8)
+    needs = []
+    for model in (one, many):
+        space = hf.ParameterSpace.of(model)
+        setting = hf.Setting(space, None, layers=layer_shapes(model, space))
+        needs.append(hf.Kronecker(rank=4).nbytes(setting))
+    assert needs[1] > 7 * needs[0]
+
+
+def test_the_error_of_a_rank_needs_no_dense_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, columns = network("perceptron"), inputs(4)
+    thin, whole = (
+        hf.Regularizer(hf.EWC(), hf.Kronecker(rank=r)).consolidate(model, [columns], seed=0).matrix
+        for r in (2, None)
+    )
+    truth = float((thin.dense() - whole.dense()).norm() ** 2 / whole.dense().norm() ** 2)
+    monkeypatch.setattr(hf.KroneckerMatrix, "dense", None)
+    assert hf.frobenius_error(thin, whole) == pytest.approx(truth, rel=1e-6)
 
 
 @pytest.mark.parametrize("rank", [0, -1, 2.0, True, "many"])

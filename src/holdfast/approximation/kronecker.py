@@ -211,9 +211,11 @@ class Kronecker(Approximation):
             memory grows with tasks). With ``anchor="each"`` the first two keep one centre, between the
             tasks' own: along every direction of the merged product where the sum has its minimum.
         rank: Keep so many leading directions of every factor, and of the others the diagonal: the diagonal of
-            the matrix is then that of the whole products, for all tasks, and no direction that they hold is
-            free. A layer of n × k parameters keeps about rank·(n + k) numbers instead of n² + k², and a
-            product with it takes 4·rank·n·k multiplications instead of n·k·(n + k). ``None`` keeps all.
+            the matrix is then that of the whole products (after several tasks with "average" and "stack"),
+            and no direction that they hold is free. A layer of n × k parameters keeps about rank·(n + k)
+            numbers instead of n² + k², and a product with it takes 4·rank·n·k multiplications instead of
+            n·k·(n + k). Among directions that matter alike, rounding decides which are kept. ``None``
+            keeps all.
 
     References:
         Optimizing Neural Networks with Kronecker-factored Approximate Curvature (Martens & Grosse, 2015)
@@ -265,8 +267,8 @@ class Kronecker(Approximation):
         factors = sum(s.groups * (s.columns**2 + s.outputs**2) for s in setting.layers)
         if self.correction == "none":
             # with one of two sums to be divided, then with the eigenvectors of a factor in float64
-            side = max((max(s.columns, s.outputs) for s in setting.layers), default=0)
-            turned = 0 if self.rank is None else 8 * side**2
+            squares = [s.groups * max(s.columns, s.outputs) ** 2 for s in setting.layers]
+            turned = 0 if self.rank is None else 8 * max(squares, default=0)
             return setting.nbytes(2 * factors + setting.dim + turned)
         return setting.nbytes(3 * factors + 3 * setting.dim) + HELD_BYTES
 

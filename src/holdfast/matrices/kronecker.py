@@ -70,8 +70,8 @@ class KroneckerMatrix(PSDMatrix):
         return max((len(block.inputs) for block in self.blocks), default=0)
 
     def like(self, other: "KroneckerMatrix") -> bool:
-        """Whether both have blocks of the same kinds at the same places."""
-        kinds = ([(b.place, b.parts.keys()) for b in m.blocks] for m in (self, other))
+        """Whether both have blocks at the same places, corrected or not."""
+        kinds = ([(b.place, b.values is None) for b in m.blocks] for m in (self, other))
         return self.dim == other.dim and next(kinds) == next(kinds)
 
     def _dtype(self, *others: Tensor) -> torch.dtype:

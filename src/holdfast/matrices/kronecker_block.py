@@ -138,15 +138,14 @@ class KroneckerBlock:
             dtype = compute_dtype(self.inputs)
             A, G = self.inputs.to(dtype), self.outputs.to(dtype)
             return (G.square() @ self.values.to(dtype) @ A.square().mT).sum(0)
-        A, G = self.factors()
-        rows, columns = G.diagonal(dim1=2, dim2=3), A.diagonal(dim1=2, dim2=3)
+        columns, rows = self.sides()
         return (rows.unsqueeze(3) * columns.unsqueeze(2)).sum(0)
 
     def trace(self) -> Tensor:
         """The sum of the diagonal."""
         if self.values is None:
-            A, G = self.factors()
-            return (_traces(A) * _traces(G)).sum()
+            A, G = self.sides()
+            return (A.sum(2) * G.sum(2)).sum()
         dtype = compute_dtype(self.inputs)
         A, G = self.inputs.to(dtype), self.outputs.to(dtype)
         # the bases are not quite orthonormal in half precision
@@ -163,6 +162,11 @@ class KroneckerBlock:
         total = S.sum((2, 3)).clamp(min=torch.finfo(dtype).tiny)[..., None, None]
         columns, rows = S.sum(2) / total[..., 0], S.sum(3)
         return (A * columns.unsqueeze(2)) @ A.mT, (G * rows.unsqueeze(2)) @ G.mT
+
+    def sides(self) -> tuple[Tensor, Tensor]:
+        """The diagonals of both factors, (terms, groups, ·)."""
+        A, G = self.factors()
+        return A.diagonal(dim1=2, dim2=3), G.diagonal(dim1=2, dim2=3)
 
     def spectrum(self) -> Tensor:
         """All eigenvalues, in float64, in any order."""
@@ -223,7 +227,3 @@ class KroneckerBlock:
 def times(a: Tensor, b: Tensor) -> Tensor:
     """A B, both matrices or batches of them."""
     return linear(a, b.t()) if a.ndim == 2 else a @ b
-
-
-def _traces(matrices: Tensor) -> Tensor:
-    return matrices.diagonal(dim1=-2, dim2=-1).sum(-1)

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from holdfast.matrices.kronecker_block import KroneckerBlock
-from holdfast.matrices.thin_block import mixed, thinned
+from holdfast.matrices.thin_block import ThinBlock, mixed
 
 __all__ = ["averaged", "bases", "cleared", "inner", "nearest", "recentred"]
 
@@ -39,12 +39,13 @@ Factors = tuple[Tensor, Tensor]  # A and G of every term and group, or their wei
 
 def averaged(one: KroneckerBlock, two: KroneckerBlock, rank: int | None = None) -> KroneckerBlock:
     """A single product with both partial traces of the sum; thin if it is to have a rank."""
-    A, G = _factors(one, two)
-    of_A, of_G = (m.diagonal(dim1=2, dim2=3).sum(2) for m in (A, G))  # (terms, groups)
-    share = of_G / of_G.sum(0).clamp(min=torch.finfo(A.dtype).tiny)
-    silent = (of_G.sum(0) == 0).to(A.dtype) / len(A)  # all zero: any mean of the inputs will do
+    pairs = zip(one.sides(), two.sides(), strict=True)
+    of_A, of_G = (torch.cat(pair).sum(2) for pair in pairs)  # (terms, groups)
+    tiny = torch.finfo(of_A.dtype).tiny
+    share = of_G / of_G.sum(0).clamp(min=tiny)
+    silent = (of_G.sum(0) == 0).to(of_A.dtype) / len(of_A)  # all zero: any mean of inputs will do
     share = share + silent
-    total = (share * of_A).sum(0).clamp(min=torch.finfo(A.dtype).tiny)  # the trace of the mean
+    total = (share * of_A).sum(0).clamp(min=tiny)  # the trace of the mean
     return _one(one, two, (share, of_A / total), rank)
 
 
@@ -98,6 +99,8 @@ def bases(A: Tensor, G: Tensor) -> Factors:
 
 
 def _eigenvectors(matrices: Tensor) -> Tensor:
+    if not bool(matrices.isfinite().all()):
+        return torch.full_like(matrices, torch.nan)  # refused by name, later
     vectors = torch.linalg.eigh(matrices.double()).eigenvectors
     kept = _cleared(vectors, torch.finfo(matrices.dtype).eps ** 2)
     return kept.to(matrices.dtype).contiguous()  # row by row, as it will be stored
@@ -148,7 +151,9 @@ def _one(
 ) -> KroneckerBlock:
     """The merged block: mixed factors, or the exact diagonal of the sum in their eigenvectors."""
     if rank is not None:
-        return mixed(thinned(one, rank), thinned(two, rank), weights, rank)
+        assert isinstance(one, ThinBlock)
+        assert isinstance(two, ThinBlock)
+        return mixed(one, two, weights, rank)
     A, G = map(_mixed, weights, _factors(one, two))
     if one.values is None or two.values is None:
         return KroneckerBlock(one.weight, one.bias, A, G, name=one.name)

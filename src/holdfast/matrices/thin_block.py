@@ -64,6 +64,12 @@ class ThinBlock(KroneckerBlock):
         G.diagonal(dim1=2, dim2=3).add_(self.outputs_rest)
         return A, G
 
+    def sides(self) -> tuple[Tensor, Tensor]:
+        dtype = compute_dtype(self.inputs)
+        roots, rests = (self.inputs, self.outputs), (self.inputs_rest, self.outputs_rest)
+        A, G = (F.to(dtype).square().sum(3) + d for F, d in zip(roots, rests, strict=True))
+        return A, G
+
     def grown(self, outputs: int) -> Self:
         more = outputs - self.outputs.shape[2]
         wide, rest = functional.pad(self.outputs, (0, 0, 0, more)), (0, more)
@@ -83,8 +89,6 @@ class ThinBlock(KroneckerBlock):
 
 def thinned(block: KroneckerBlock, rank: int) -> ThinBlock:
     """The block with the leading directions of its factors, and the diagonal of what they leave."""
-    if isinstance(block, ThinBlock):
-        return block
     found = []
     for factor in block.factors():
         root = _leading(factor.double(), rank)
@@ -96,7 +100,7 @@ def mixed(one: ThinBlock, two: ThinBlock, weights: tuple[Tensor, Tensor], rank: 
     """A single product: weighted sums (terms, groups) of both factors over the terms of both blocks."""
     found = []
     for name, weight in zip(("inputs", "outputs"), weights, strict=True):
-        dtype = compute_dtype(one.parts[name])
+        dtype = compute_dtype(one.parts[name], two.parts[name])
         each = [b.parts[name].double() for b in (one, two)]
         rest = torch.cat([b.parts[f"{name}_rest"].double() for b in (one, two)])
         width = max(root.shape[-1] for root in each)
@@ -121,6 +125,8 @@ def _leading(matrix: Tensor, rank: int) -> Tensor:
     has found is then below the matrix (Nyström), so that what is left has no negative diagonal.
     """
     wide = matrix.shape[-1]
+    if not bool(matrix.isfinite().all()):
+        return torch.full_like(matrix[..., :1], torch.nan)  # refused by name, later
     if wide <= max(_WHOLE, 8 * rank):
         values, vectors = torch.linalg.eigh(matrix)
         return (vectors * values.clamp(min=0).sqrt().unsqueeze(-2)).flip(-1)
@@ -139,11 +145,14 @@ def _leading(matrix: Tensor, rank: int) -> Tensor:
 def _thin(root: Tensor, diagonal: Tensor, rank: int, dtype: torch.dtype) -> Thin:
     """The first columns of a root (…, n, columns), and the diagonal without theirs, (…, n)."""
     kept, eps = root[..., :rank], torch.finfo(dtype).eps
-    rest = diagonal - kept.square().sum(-1)
     # What only rounding has left is not held; products of such numbers would be subnormal, and slow.
-    rest = torch.where(rest > eps * diagonal, rest, torch.zeros_like(rest))
     least = eps**2 * kept.abs().amax((-2, -1), keepdim=True)
-    kept = torch.where(kept.abs() > least, kept, torch.zeros_like(kept))
+    kept = torch.where(kept.abs() <= least, 0.0, kept)
+    held = kept.square().sum(-1)
+    # Rounding goes by the largest entry of all: elsewhere more could be held than there is.
+    kept = kept * torch.where(held > diagonal, (diagonal / held).sqrt(), 1.0).unsqueeze(-1)
+    rest = diagonal - kept.square().sum(-1)
+    rest = torch.where(rest <= eps * diagonal, 0.0, rest)
     return kept.to(dtype).contiguous(), rest.to(dtype)
 
 
