@@ -6,6 +6,7 @@ import secrets
 import warnings
 from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -51,8 +52,8 @@ class Regularizer:
 
     Args:
         importance: What matters: the rows whose squares sum to Ω.
-        approximation: What we can afford: Ω̂. The default held on to most per byte where all were
-            compared (``results/frontier``).
+        approximation: What we can afford: Ω̂. The default held on to as much as anything, in a fraction of
+            a number per parameter, where all were compared (``results/frontier``).
         strength: λ.
         history: How the past adds up.
         anchor: "latest" pulls to the newest θ* only, as in the paper; "each" lets every task pull to
@@ -66,7 +67,7 @@ class Regularizer:
     """
 
     importance: Importance = field(default_factory=EWC)
-    approximation: Approximation = field(default_factory=Kronecker)
+    approximation: Approximation = field(default_factory=partial(Kronecker, rank=64))
     strength: float = 1.0
     history: History = field(default_factory=Sum)
     anchor: Literal["latest", "each"] = "latest"
@@ -76,7 +77,7 @@ class Regularizer:
     def __post_init__(self) -> None:
         for name, kind, example in (
             ("importance", Importance, "hf.EWC()"),
-            ("approximation", Approximation, "hf.Kronecker()"),
+            ("approximation", Approximation, "hf.Kronecker(rank=64)"),
             ("history", History, "hf.Sum()"),
         ):
             value = getattr(self, name)
