@@ -10,9 +10,10 @@ from torch import Tensor, nn
 import holdfast as hf
 import kronecker_oracle as oracle
 import reference
+from holdfast.approximation import gram
 from holdfast.configuration import to_json
-from holdfast.matrices import thin_block
 from holdfast.structure import layer_shapes
+from models_zoo import batches
 from recipes_table import close
 from test_kronecker import DOUBLE, HISTORIES, NETWORKS, expected, inputs, learned, network, tasks
 
@@ -141,25 +142,61 @@ def test_a_head_that_outgrows_the_rank(merge: Any, rank: int) -> None:
         close(thin.diagonal(), whole.diagonal(), 1e-8)
 
 
-def test_wide_factors_are_not_decomposed_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few eigenvectors: nearly those of the whole, nothing negative left, and the same every time."""
+def summed_in(sizes: list[int], rows: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """What a thin sum gives of (rows, groups, n) that come in batches."""
+    setting = hf.Setting(hf.ParameterSpace.of(nn.Linear(1, 1)), None, dtype=DOUBLE)
+    total = gram.ThinGram(setting, rows.shape[1], rows.shape[2], rank)
+    for piece in rows.unsqueeze(2).split(sizes):
+        total.add(piece)
+    return total.thin(rank, torch.ones(rows.shape[1], dtype=DOUBLE))
+
+
+def test_thin_sums() -> None:
+    """More rows than are held: nearly the leading directions, nothing negative left, an exact diagonal."""
     generator = torch.Generator().manual_seed(3)
-    turn = torch.linalg.qr(torch.randn(2, 300, 300, dtype=DOUBLE, generator=generator)).Q
-    values = torch.arange(1, 301, dtype=DOUBLE) ** -1.0
-    matrix = ((turn * values) @ turn.mT).unsqueeze(0)
-    whole = thin_block._leading(matrix, 8)[..., :8]
-    monkeypatch.setattr(thin_block, "_WHOLE", 100)
-    few = thin_block._leading(matrix, 8)[..., :8]
-    assert few.shape == whole.shape
-    kept, best = ((root @ root.mT).diagonal(dim1=2, dim2=3).sum(2) for root in (few, whole))
-    assert bool((kept <= best * (1 + 1e-12)).all())
-    assert bool((kept > 0.999 * best).all())
-    assert float(torch.linalg.eigvalsh(matrix - few @ few.mT).min()) > -1e-12
-    torch.testing.assert_close(thin_block._leading(matrix, 8)[..., :8], few, rtol=0, atol=0)
-    before = torch.get_rng_state()
-    flat = torch.zeros(1, 1, 300, 300, dtype=DOUBLE)
-    assert not bool(thin_block._leading(flat, 8).any())  # nothing to find
-    assert torch.equal(torch.get_rng_state(), before)
+    scale = torch.arange(1, 41, dtype=DOUBLE) ** -0.5
+    rows = torch.randn(900, 2, 40, dtype=DOUBLE, generator=generator) * scale
+    exact = torch.einsum("bgi,bgj->gij", rows, rows)
+    root, rest = (part[0] for part in summed_in([900], rows, 3))
+    low = root @ root.mT
+    torch.testing.assert_close(
+        low.diagonal(dim1=1, dim2=2) + rest, exact.diagonal(dim1=1, dim2=2), rtol=1e-12, atol=0
+    )
+    assert float(torch.linalg.eigvalsh(exact - low).min()) > -1e-9
+    best = torch.linalg.eigvalsh(exact)[:, -3:].sum(1)
+    assert bool((low.diagonal(dim1=1, dim2=2).sum(1) > 0.98 * best).all())
+    for sizes in ([1] * 900, [7, 300, 262, 331]):
+        for one, two in zip(summed_in(sizes, rows, 3), (root, rest), strict=True):
+            torch.testing.assert_close(one[0], two, rtol=1e-8, atol=1e-9)
+
+
+def test_wide_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are read in memory that grows with their sides; few examples lose nothing by it."""
+    model = nn.Sequential(nn.Linear(30, 25), nn.Tanh(), nn.Linear(25, 20)).double()
+    columns = torch.randn(90, 30, dtype=DOUBLE), torch.randint(20, (90,))
+    space = hf.ParameterSpace.of(model)
+    setting = hf.Setting(space, None, layers=layer_shapes(model, space))
+    for merge in (*MERGES, "stack"):
+        recipe = hf.Regularizer(hf.EWC(), hf.Kronecker(rank=2, merge=merge))
+        found = []
+        for limit in (1024, 0):
+            monkeypatch.setattr(gram, "_WIDE", limit)
+            assert gram._is_wide(20, 2) == (limit == 0)
+            first = recipe.consolidate(model, batches(columns, 7), seed=0)
+            found.append(recipe.consolidate(model, [columns], previous=first, seed=0))
+        close(found[1].matrix.dense(), found[0].matrix.dense(), 1e-8)
+    wide = nn.Linear(50_000, 8)
+    space = hf.ParameterSpace.of(wide)
+    setting = hf.Setting(space, None, layers=layer_shapes(wide, space))
+    monkeypatch.setattr(gram, "_WIDE", 1024)
+    assert hf.Kronecker(rank=8).nbytes(setting) < hf.Kronecker().nbytes(setting) / 10
+
+
+def test_a_wide_layer_whose_gradient_overflows() -> None:
+    huge = hf.Custom(lambda outputs, batch: outputs.sum(1) * 1e20)
+    recipe = hf.Regularizer(huge, hf.Kronecker(rank=2))
+    with pytest.raises(ValueError, match="NaN or inf entries in: weight"):
+        recipe.consolidate(nn.Linear(3, 1100), [(torch.randn(300, 3),)], seed=0)
 
 
 def test_numbers_kept() -> None:

@@ -1,7 +1,6 @@
 """A Kronecker product per layer, and the exact diagonal for the rest."""
 
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -10,92 +9,19 @@ from torch import Tensor
 
 from holdfast import memory
 from holdfast.approximation.base import Approximation, Setting, positive
+from holdfast.approximation.gram import gram_size
+from holdfast.approximation.kronecker_readers import Factors, Moments
 from holdfast.configuration import QUIET
 from holdfast.matrices import KroneckerMatrix, Offset, PSDMatrix
 from holdfast.matrices.kronecker_block import KroneckerBlock
-from holdfast.matrices.kronecker_sums import averaged, bases, cleared, nearest, recentred
-from holdfast.matrices.thin_block import thinned
+from holdfast.matrices.kronecker_sums import averaged, nearest, recentred
 from holdfast.parameters import ParameterSpace
-from holdfast.products import add_product_
 from holdfast.regrouping import HELD_BYTES, Regrouping
 from holdfast.rows import GivenRows, RowBatch
-from holdfast.structure import LayerShape
 
 __all__ = ["Kronecker"]
 
 _BATCH = 128  # rows at a time, whatever the batches: what can be read is then found out alike
-_CHUNK = 2**20  # entries of written-out products at a time
-
-
-class _Factors:
-    r"""Sums of outer products of inputs and of gradients; and of rows, where layers cannot be read."""
-
-    def __init__(self, setting: Setting) -> None:
-        layers = setting.layers
-        self.layers = layers
-        self.inputs = [setting.zeros(s.groups, s.columns, s.columns) for s in layers]
-        self.outputs = [setting.zeros(s.groups, s.outputs, s.outputs) for s in layers]
-        self.positions = [0] * len(
-            layers
-        )  # inputs seen; the gradients of a row's positions add up
-        self.left: dict[int, Tensor] = {}  # Σ M Mᵀ of written-out rows
-        self.right: dict[int, Tensor] = {}  # Σ Mᵀ M
-
-    def pairs(self, layer: int, inputs: Tensor, gradients: Tensor) -> None:
-        _add_gram_(self.inputs[layer], inputs)
-        _add_gram_(self.outputs[layer], gradients)
-        self.positions[layer] += inputs.shape[0] * inputs.shape[2]
-
-    def rows(self, layer: int, rows: Tensor) -> None:
-        if layer not in self.left:
-            self.left[layer] = torch.zeros_like(self.outputs[layer])
-            self.right[layer] = torch.zeros_like(self.inputs[layer])
-        _add_gram_(self.left[layer], rows.mT)
-        _add_gram_(self.right[layer], rows)
-
-    def block(self, layer: int) -> KroneckerBlock:
-        """The estimate of the sum over all rows, A being a mean."""
-        shape, found = self.layers[layer], []
-        A, G = self.inputs[layer], self.outputs[layer]
-        if self.positions[layer] or layer not in self.left:
-            found.append(_block(shape, A / max(1, self.positions[layer]), G))
-        if layer in self.left:
-            trace = self.right[layer].diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
-            mean = self.right[layer] / trace.clamp(min=torch.finfo(A.dtype).tiny)
-            found.append(_block(shape, mean, self.left[layer]))
-        return found[0] if len(found) == 1 else nearest(found[0], found[1])
-
-
-class _Moments:
-    """Sums of squares of rows, turned to given bases."""
-
-    def __init__(self, setting: Setting, blocks: Sequence[KroneckerBlock]) -> None:
-        self.blocks = blocks
-        self.bases = [bases(block.inputs[0], block.outputs[0]) for block in blocks]
-        shapes = setting.layers
-        self.values = [setting.zeros(s.groups, s.outputs, s.columns) for s in shapes]
-
-    def pairs(self, layer: int, inputs: Tensor, gradients: Tensor) -> None:
-        inputs, gradients = map(_turned, (inputs, gradients), self.bases[layer])
-        if inputs.shape[2] == 1:  # the square of an outer product is that of its factors
-            left, right = gradients[:, :, 0].permute(1, 2, 0), inputs[:, :, 0].transpose(0, 1)
-            self.values[layer].baddbmm_(left.square(), right.square())
-            return
-        step = max(1, _CHUNK // self.values[layer].numel())
-        for a, g in zip(inputs.split(step), gradients.split(step), strict=True):
-            self.values[layer] += (g.mT @ a).square_().sum(0)
-
-    def rows(self, layer: int, rows: Tensor) -> None:
-        A, G = self.bases[layer]
-        self.values[layer] += (G.mT @ rows @ A).square_().sum(0)
-
-    def block(self, layer: int) -> KroneckerBlock:
-        A, G = self.bases[layer]
-        place = self.blocks[layer]
-        values = cleared(self.values[layer]).unsqueeze(0)
-        return place.with_parts(
-            {"inputs": A.unsqueeze(0), "outputs": G.unsqueeze(0), "values": values}
-        )
 
 
 class _Held:
@@ -134,8 +60,8 @@ class _State:
         self.unread = setting.zeros(
             setting.dim if self.corrected else 0
         )  # squares to be read again
-        self.factors = _Factors(setting)
-        self.moments: _Moments | None = None
+        self.factors = Factors(setting, recipe.rank)
+        self.moments: Moments | None = None
         self.held: list[_Held] = []
         self.nbytes = self.count = 0  # of what is held, and of the rows that the bases come from
         self.told = False
@@ -162,7 +88,7 @@ class _State:
     def turn(self) -> None:
         """Fix the bases, and read the held rows again in them."""
         count = len(self.setting.layers)
-        self.moments = _Moments(self.setting, [self.factors.block(k) for k in range(count)])
+        self.moments = Moments(self.setting, [self.factors.block(k) for k in range(count)])
         for held in self.held:
             held.rows().read_layers(self.setting.layers, self.moments, self.squares)
         self.held.clear()
@@ -214,8 +140,10 @@ class Kronecker(Approximation):
             the matrix is then that of the whole products (after several tasks with "average" and "stack"),
             and no direction that they hold is free. A layer of n × k parameters keeps about rank·(n + k)
             numbers instead of n² + k², and a product with it takes 4·rank·n·k multiplications instead of
-            n·k·(n + k). Among directions that matter alike, rounding decides which are kept. ``None``
-            keeps all.
+            n·k·(n + k). Among directions that matter alike, rounding decides which are kept. Sides
+            above 1,024 are also read in memory that grows with the side and not with its square: rows are
+            replaced by 2·rank leading directions again and again, which is a little less exact. (Merging
+            with ``anchor="each"`` takes the square.) ``None`` keeps all.
 
     References:
         Optimizing Neural Networks with Kronecker-factored Approximate Curvature (Martens & Grosse, 2015)
@@ -260,16 +188,16 @@ class Kronecker(Approximation):
         if state.corrected and state.moments is None:
             state.turn()
         source = state.moments if state.corrected else state.factors
-        blocks = [self._kept(source.block(k)) for k in range(len(state.setting.layers))]
+        blocks = [source.block(k) for k in range(len(state.setting.layers))]
         return KroneckerMatrix.on(blocks, state.squares)
 
     def nbytes(self, setting: Setting) -> int:
-        factors = sum(s.groups * (s.columns**2 + s.outputs**2) for s in setting.layers)
+        sides = [(s.groups, n) for s in setting.layers for n in (s.columns, s.outputs)]
         if self.correction == "none":
-            # with one of two sums to be divided, then with the eigenvectors of a factor in float64
-            squares = [s.groups * max(s.columns, s.outputs) ** 2 for s in setting.layers]
-            turned = 0 if self.rank is None else 8 * max(squares, default=0)
-            return setting.nbytes(2 * factors + setting.dim + turned)
+            sums = sum(gram_size(*side, self.rank) for side in sides)
+            read = max((gram_size(*side, self.rank, read=True) for side in sides), default=0)
+            return setting.nbytes(sums + read + setting.dim)
+        factors = sum(groups * n**2 for groups, n in sides)
         return setting.nbytes(3 * factors + 3 * setting.dim) + HELD_BYTES
 
     def add(self, old: PSDMatrix, offset: Offset, new: PSDMatrix) -> tuple[PSDMatrix, Offset]:
@@ -280,9 +208,6 @@ class Kronecker(Approximation):
             return old + new, offset
         merged = old.combined(new, self._merge)
         return merged, _recentred(old, new, merged, offset) if offset else ()
-
-    def _kept(self, block: KroneckerBlock) -> KroneckerBlock:
-        return block if self.rank is None else thinned(block, self.rank)
 
     def _merge(self, one: KroneckerBlock, two: KroneckerBlock) -> KroneckerBlock:
         return (averaged if self.merge == "average" else nearest)(one, two, self.rank)
@@ -346,26 +271,3 @@ def _joined(old: KroneckerMatrix, new: KroneckerMatrix) -> KroneckerMatrix:
             if bool(bias.any()) and not bool(weight.any()):
                 found.append(block.of_bias(bias))
     return KroneckerMatrix.on([*old.blocks, *found], diagonal) if found else old
-
-
-def _block(shape: LayerShape, A: Tensor, G: Tensor) -> KroneckerBlock:
-    parts = A.unsqueeze(0), G.unsqueeze(0)
-    return KroneckerBlock(shape.weight, shape.bias, *parts, name=shape.name)
-
-
-def _turned(columns: Tensor, basis: Tensor) -> Tensor:
-    """(b, groups, T, n) times (groups, n, n), as one product per group."""
-    if columns.shape[1] == 1:
-        return columns @ basis[0]
-    flat = columns.transpose(0, 1)
-    return (flat.flatten(1, 2) @ basis).view_as(flat).transpose(0, 1)
-
-
-def _add_gram_(out: Tensor, columns: Tensor) -> None:
-    """Add Σ c cᵀ over all rows of (b, groups, T, n) to (groups, n, n)."""
-    if columns.shape[1] == 1:
-        flat = columns.reshape(-1, columns.shape[3])
-        add_product_(out[0], flat.T, flat)
-    else:
-        flat = columns.transpose(0, 1).flatten(1, 2)
-        out.baddbmm_(flat.mT, flat)

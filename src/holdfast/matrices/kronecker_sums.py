@@ -27,8 +27,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from holdfast.matrices.base import compute_dtype
 from holdfast.matrices.kronecker_block import KroneckerBlock
-from holdfast.matrices.thin_block import ThinBlock, mixed
+from holdfast.matrices.thin_block import ThinBlock, mixed, overlaps
 
 __all__ = ["averaged", "bases", "cleared", "inner", "nearest", "recentred"]
 
@@ -51,8 +52,11 @@ def averaged(one: KroneckerBlock, two: KroneckerBlock, rank: int | None = None) 
 
 def nearest(one: KroneckerBlock, two: KroneckerBlock, rank: int | None = None) -> KroneckerBlock:
     """The single product that is nearest to the sum in Frobenius norm; thin if it is to have a rank."""
-    A, G = _factors(one, two)
-    products = [torch.einsum("sgij,tgij->gst", m.double(), m.double()) for m in (A, G)]
+    if isinstance(one, ThinBlock) and isinstance(two, ThinBlock):
+        products = overlaps(one, two)
+    else:
+        factors = (factor.double() for factor in _factors(one, two))
+        products = [torch.einsum("sgij,tgij->gst", m, m) for m in factors]
     of_A, of_G = (p.clamp(min=0) for p in products)
     b = of_A.new_ones(of_A.shape[:2])
     tiny = torch.finfo(torch.float64).tiny
@@ -62,7 +66,8 @@ def nearest(one: KroneckerBlock, two: KroneckerBlock, rank: int | None = None) -
     a = (of_G @ b.unsqueeze(2)).squeeze(2)
     a = a / (a * b).sum(1, keepdim=True).clamp(min=tiny)
     scale = a.sum(1, keepdim=True).clamp(min=tiny)  # A stays a mean of the inputs' factors
-    weights = ((a / scale).T.to(A.dtype), (b * scale).T.to(A.dtype))
+    dtype = compute_dtype(one.inputs, two.inputs)
+    weights = ((a / scale).T.to(dtype), (b * scale).T.to(dtype))
     return _one(one, two, weights, rank)
 
 

@@ -17,10 +17,9 @@ from holdfast.matrices.base import compute_dtype
 from holdfast.matrices.kronecker_block import KroneckerBlock, times
 from holdfast.products import add_product_
 
-__all__ = ["ThinBlock", "mixed", "thinned"]
+__all__ = ["Thin", "ThinBlock", "leading", "mixed", "overlaps", "thin"]
 
-_WHOLE = 1024  # sides up to which all eigenvectors are computed: a fifth of a second
-_SPARE, _ROUNDS = 16, 4  # of the subspace iteration: more columns than are kept, and products
+Thin = tuple[Tensor, Tensor]  # F and d of a factor
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,15 +86,6 @@ class ThinBlock(KroneckerBlock):
         return self.with_parts({**empty, "outputs_rest": held})
 
 
-def thinned(block: KroneckerBlock, rank: int) -> ThinBlock:
-    """The block with the leading directions of its factors, and the diagonal of what they leave."""
-    found = []
-    for factor in block.factors():
-        root = _leading(factor.double(), rank)
-        found.append(_thin(root, factor.diagonal(dim1=2, dim2=3), rank, factor.dtype))
-    return _block(block, *found)
-
-
 def mixed(one: ThinBlock, two: ThinBlock, weights: tuple[Tensor, Tensor], rank: int) -> ThinBlock:
     """A single product: weighted sums (terms, groups) of both factors over the terms of both blocks."""
     found = []
@@ -111,38 +101,37 @@ def mixed(one: ThinBlock, two: ThinBlock, weights: tuple[Tensor, Tensor], rank: 
         diagonal = joined.square().sum(2) + rest
         U, S, _ = torch.linalg.svd(joined, full_matrices=False)
         root = (U * S.unsqueeze(1)).unsqueeze(0)
-        found.append(_thin(root, diagonal.unsqueeze(0), rank, dtype))
-    return _block(one, *found)
+        found.append(thin(root, diagonal.unsqueeze(0), rank, dtype))
+    (F, columns), (H, rows) = found
+    at = one.weight, one.bias
+    return ThinBlock(*at, F, H, name=one.name, inputs_rest=columns, outputs_rest=rows)
 
 
-Thin = tuple[Tensor, Tensor]
+def overlaps(one: ThinBlock, two: ThinBlock) -> list[Tensor]:
+    """Frobenius inner products of the factors of all terms of both, (groups, terms, terms), in float64."""
+    found = []
+    for name in ("inputs", "outputs"):
+        each = [b.parts[name].double() for b in (one, two)]
+        rests = torch.cat([b.parts[f"{name}_rest"].double() for b in (one, two)])
+        roots = [root for block in each for root in block]  # (groups, n, rank) of every term
+        squares = torch.stack([root.square().sum(2) for root in roots])
+        low = [[(a.mT @ b).square().sum((1, 2)) for b in roots] for a in roots]
+        total = torch.stack([torch.stack(row) for row in low])  # (terms, terms, groups)
+        cross = torch.einsum("sgn,tgn->stg", squares, rests)
+        total += cross + cross.transpose(0, 1) + torch.einsum("sgn,tgn->stg", rests, rests)
+        found.append(total.permute(2, 0, 1))
+    return found
 
 
-def _leading(matrix: Tensor, rank: int) -> Tensor:
-    """Columns whose outer products add up to the leading part of (…, n, n), the largest first.
-
-    All eigenvectors of a wide matrix would cost n³. A few of them are found by subspace iteration; what that
-    has found is then below the matrix (Nyström), so that what is left has no negative diagonal.
-    """
-    wide = matrix.shape[-1]
+def leading(matrix: Tensor) -> Tensor:
+    """Columns whose outer products add up to (…, n, n), orthogonal, the largest first; in float64."""
     if not bool(matrix.isfinite().all()):
-        return torch.full_like(matrix[..., :1], torch.nan)  # refused by name, later
-    if wide <= max(_WHOLE, 8 * rank):
-        values, vectors = torch.linalg.eigh(matrix)
-        return (vectors * values.clamp(min=0).sqrt().unsqueeze(-2)).flip(-1)
-    start = torch.randn(wide, rank + _SPARE, generator=torch.Generator().manual_seed(0))
-    Q = start.to(matrix).expand(*matrix.shape[:-1], -1)
-    for _ in range(_ROUNDS):
-        Q, _ = torch.linalg.qr(matrix @ Q)
-    seen = matrix @ Q
-    values, vectors = torch.linalg.eigh(Q.mT @ seen)
-    least = torch.finfo(matrix.dtype).eps * wide * values[..., -1:]
-    inverse = torch.where(values > least, values, torch.inf).rsqrt()
-    U, S, _ = torch.linalg.svd(seen @ (vectors * inverse.unsqueeze(-2)), full_matrices=False)
-    return U * S.unsqueeze(-2)
+        return torch.full_like(matrix[..., :1], torch.nan).double()  # refused by name, later
+    values, vectors = torch.linalg.eigh(matrix.double())
+    return (vectors * values.clamp(min=0).sqrt().unsqueeze(-2)).flip(-1)
 
 
-def _thin(root: Tensor, diagonal: Tensor, rank: int, dtype: torch.dtype) -> Thin:
+def thin(root: Tensor, diagonal: Tensor, rank: int, dtype: torch.dtype) -> Thin:
     """The first columns of a root (…, n, columns), and the diagonal without theirs, (…, n)."""
     kept, eps = root[..., :rank], torch.finfo(dtype).eps
     # What only rounding has left is not held; products of such numbers would be subnormal, and slow.
@@ -154,9 +143,3 @@ def _thin(root: Tensor, diagonal: Tensor, rank: int, dtype: torch.dtype) -> Thin
     rest = diagonal - kept.square().sum(-1)
     rest = torch.where(rest <= eps * diagonal, 0.0, rest)
     return kept.to(dtype).contiguous(), rest.to(dtype)
-
-
-def _block(place: KroneckerBlock, inputs: Thin, outputs: Thin) -> ThinBlock:
-    (F, columns), (H, rows) = inputs, outputs
-    at = place.weight, place.bias
-    return ThinBlock(*at, F, H, name=place.name, inputs_rest=columns, outputs_rest=rows)
