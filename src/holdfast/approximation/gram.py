@@ -77,9 +77,9 @@ class ThinGram(Gram):
 
     def add(self, columns: Tensor) -> None:
         flat = columns.transpose(0, 1).flatten(1, 2)  # (groups, rows, n)
-        self.diagonal += flat.square().sum(1)
         while flat.shape[1]:
             piece = flat[:, : self.rows.shape[1] - self.count]
+            self.diagonal += piece.square().sum(1)
             self.rows[:, self.count : self.count + piece.shape[1]] = piece
             self.count += piece.shape[1]
             flat = flat[:, piece.shape[1] :]
