@@ -192,6 +192,22 @@ def test_wide_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert hf.Kronecker(rank=8).nbytes(setting) < hf.Kronecker().nbytes(setting) / 10
 
 
+def test_a_wide_layer_that_is_never_called() -> None:
+    class Idle(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.idle = nn.Linear(4, 3), nn.Linear(1100, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.used(x)
+
+    columns = torch.randn(9, 4), torch.randint(3, (9,))
+    recipe = hf.Regularizer(hf.EWC(), hf.Kronecker(rank=2))
+    penalty = recipe.consolidate(Idle(), [columns], seed=0)
+    assert float(penalty.matrix.trace()) > 0
+    assert not bool(penalty.matrix.diagonal()[15:].any())
+
+
 def test_a_wide_layer_whose_gradient_overflows() -> None:
     huge = hf.Custom(lambda outputs, batch: outputs.sum(1) * 1e20)
     recipe = hf.Regularizer(huge, hf.Kronecker(rank=2))
