@@ -95,14 +95,14 @@ def test_every_approximation_at_every_budget() -> None:
         "Kronecker": 8,
         "KroneckerPlusLowRank": 5,
         "Diagonal": 1,
-        "LowRank": 8,
+        "LowRank": 7,
         "CountSketch": 6,
         "DiagonalPlusLowRank": 5,
         "BlockDiagonal": 4,
-        "Nystrom": 2,
-        "DenseSketch": 2,
-        "OSNAP": 2,
-        "SRHT": 2,
+        "Nystrom": 1,
+        "DenseSketch": 1,
+        "OSNAP": 1,
+        "SRHT": 1,
     }
     unknown = APPROXIMATIONS.keys() - {name(method) for method in methods}
     assert unknown == {"full", "composite"}  # m rows do not fit; a composite is any of the others
