@@ -12,6 +12,7 @@ import time
 import types
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -291,23 +292,24 @@ def test_wrong_numbers_are_refused(tmp_path: Path) -> None:
 
 
 def test_estimates() -> None:
+    def job(epochs: int, **options: Any) -> RunExperiment:
+        training = dataclasses.replace(TINY.training, epochs=epochs)
+        return RunExperiment(dataclasses.replace(TINY, training=training, **options))
+
     estimator = Estimator()
-    assert estimator.expect("a") is None
-    estimator.record("a", 2.0)
-    estimator.record("a", 4.0)
-    estimator.record("a", 90.0)
-    assert estimator.expect("a") == 4.0
-    assert estimator.expect("unknown") == 4.0
-    estimator.record("long", 600.0, extent=200.0)
-    assert (
-        estimator.expect("unknown", 10.0) == 40.0
-    )  # at the highest rate, not for the longest time
-    assert estimator.expect("long", 10.0) == 600.0
-    longer = dataclasses.replace(TINY, training=dataclasses.replace(TINY.training, epochs=20))
-    assert RunExperiment(longer).extent / RunExperiment(TINY).extent == 20 / TINY.training.epochs
+    assert estimator.expect(job(1)) is None
+    for seconds in (2.0, 4.0, 90.0):
+        estimator.record(job(1), seconds)
+    assert estimator.expect(job(1)) == 4.0
+    estimator.record(job(1, mode="joint", regularizer=None), 8.0)
+    assert estimator.expect(job(10)) == 40.0  # of its own family, scaled
+    slowest = job(10, model=MLP((2, 5, 2)))  # an unknown family
+    assert estimator.expect(slowest) == 80.0
     assert kind_of(TINY) == kind_of(TINY_SEED_1)
     assert kind_of(TINY) == kind_of(dataclasses.replace(TINY, preset="another"))
     assert kind_of(TINY) != kind_of(dataclasses.replace(TINY, training=Training(epochs=2)))
+    another = dataclasses.replace(TINY, stream=Toy(length=4))
+    assert RunExperiment(another).extent / RunExperiment(TINY).extent == 4 / TINY.stream.length
 
 
 def test_ctrl_c_leaves_everything_resumable(tmp_path: Path) -> None:

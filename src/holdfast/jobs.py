@@ -2,9 +2,10 @@
 
 import dataclasses
 import functools
+import json
 import statistics
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +14,13 @@ from torch import nn
 
 from holdfast import boundaries, fisher_study, results
 from holdfast.checkpoint import Checkpoints, first_task_id
-from holdfast.configuration import register
+from holdfast.configuration import register, to_json
 from holdfast.execution import execute
 from holdfast.experiment import Experiment
 from holdfast.fisher_study import FisherStudy
 from holdfast.streams.toy import WINDOW
 
-__all__ = ["JOBS", "Estimator", "Job", "RunExperiment", "RunFisherStudy", "extent_of", "kind_of"]
+__all__ = ["JOBS", "Estimator", "Job", "RunExperiment", "RunFisherStudy", "kind_of"]
 
 Progress = Callable[[float], None]
 
@@ -43,8 +44,13 @@ class Job(ABC):
         """Jobs of one kind take about the same time."""
 
     @property
+    def family(self) -> str:
+        """Jobs of one family take about the same time per :attr:`extent`."""
+        return self.kind
+
+    @property
     def extent(self) -> float:
-        """How much there is to do, in any unit: what is known of other kinds is scaled by it."""
+        """How much there is to do, in any unit."""
         return 1.0
 
     @property
@@ -109,8 +115,15 @@ class RunExperiment(Job):
         return kind_of(self.experiment)
 
     @property
+    def family(self) -> str:
+        return _family_of(self.experiment)
+
+    @property
     def extent(self) -> float:
-        return extent_of(self.experiment)
+        # epochs in all; a stream that may be of any length says so in ``length``
+        return float(
+            self.experiment.training.epochs * getattr(self.experiment.stream, "length", 1)
+        )
 
     @property
     def work(self) -> str:
@@ -205,32 +218,39 @@ def kind_of(experiment: Experiment) -> str:
     return neutral.id
 
 
-def extent_of(experiment: Experiment) -> float:
-    """Epochs of training in all; a stream that may be of any length says so in ``length``."""
-    return float(experiment.training.epochs * getattr(experiment.stream, "length", 1))
+@functools.lru_cache(maxsize=4096)
+def _family_of(experiment: Experiment) -> str:
+    """What decides how long an epoch takes, more or less."""
+    held = experiment.regularizer
+    matrix = None if held is None else to_json(held.approximation)
+    network = to_json(experiment.model)
+    return json.dumps([network, matrix, experiment.mode, experiment.storage, experiment.limit])
 
 
 class Estimator:
-    """How long a job will take, from those that have run."""
+    """How long a job will take, from those that have run.
 
-    def __init__(self, known: dict[str, list[float]] | None = None) -> None:
-        self._seconds: dict[str, list[float]] = {}
-        self._rates: dict[str, list[float]] = {}  # seconds per unit of extent
-        for kind, seconds in (known or {}).items():
-            for value in seconds:
-                self.record(kind, value)
+    Args:
+        known: Seconds of jobs by their kind.
+    """
 
-    def record(self, kind: str, seconds: float, extent: float = 1.0) -> None:
-        """Remember how long a job of a kind took."""
-        self._seconds.setdefault(kind, []).append(seconds)
-        self._rates.setdefault(kind, []).append(seconds / extent)
+    def __init__(self, known: Mapping[str, Sequence[float]] | None = None) -> None:
+        self._seconds = {kind: list(seconds) for kind, seconds in (known or {}).items()}
+        self._rates: dict[str, list[float]] = {}  # seconds per unit of extent, by family
 
-    def expect(self, kind: str, extent: float = 1.0) -> float | None:
-        """Seconds for a job: the median of its kind, else as if it were the slowest kind, else unknown."""
-        if kind in self._seconds:
-            return statistics.median(self._seconds[kind])
+    def record(self, job: Job, seconds: float) -> None:
+        """Remember how long a job took."""
+        self._seconds.setdefault(job.kind, []).append(seconds)
+        self._rates.setdefault(job.family, []).append(seconds / job.extent)
+
+    def expect(self, job: Job) -> float | None:
+        """Seconds for a job: the median of its kind, else of its family, else as if of the slowest."""
+        if job.kind in self._seconds:
+            return statistics.median(self._seconds[job.kind])
+        if job.family in self._rates:
+            return statistics.median(self._rates[job.family]) * job.extent
         slowest = max(map(statistics.median, self._rates.values()), default=None)
-        return None if slowest is None else slowest * extent
+        return None if slowest is None else slowest * job.extent
 
 
 JOBS = register(Job, "job", {"experiment": RunExperiment, "fisher": RunFisherStudy})

@@ -14,7 +14,7 @@ from holdfast.approximation import Approximation, Diagonal, Setting
 from holdfast.display import Display
 from holdfast.experiment import Experiment
 from holdfast.hashing import Draw
-from holdfast.jobs import Job, RunExperiment, extent_of, kind_of
+from holdfast.jobs import Job, RunExperiment
 from holdfast.parameters import ParameterSpace
 from holdfast.recipes import RECIPES, Recipe, Request, Score
 from holdfast.results import BrokenResult, Result
@@ -52,8 +52,7 @@ def reproduce(
         )
 
     def remember(result: Result) -> None:
-        run = result.experiment
-        estimator.record(kind_of(run), result.seconds["total"], extent_of(run))
+        estimator.record(RunExperiment(result.experiment), result.seconds["total"])
 
     for result in results.load_all(folder, report).values():
         remember(result)

@@ -155,7 +155,7 @@ class _Sweep:
             job = process.job
             if job is None or job.beginning is None or process.fraction >= 0.5:
                 continue
-            expected = self.estimator.expect(job.kind, job.extent)
+            expected = self.estimator.expect(job)
             short = expected is not None and expected < WORTH_SHARING
             if not short and not job.begun(self.folder):
                 names.add(job.beginning)
@@ -165,7 +165,7 @@ class _Sweep:
         if self.deadline is None:
             return True
         left = self.deadline - time.monotonic()
-        expected = self.estimator.expect(job.kind, job.extent) or 0.0
+        expected = self.estimator.expect(job) or 0.0
         if MARGIN * expected <= left:
             return True
         return left > 0 and MARGIN * (expected - job.spent(self.folder)) <= left
@@ -196,7 +196,7 @@ class _Sweep:
         seconds = time.monotonic() - process.begun
         if "done" in message:
             self.summary.ran += 1
-            self.estimator.record(job.kind, seconds, job.extent)
+            self.estimator.record(job, seconds)
             self.show_total()
             self.display.finished(process.slot, job.label, message["done"], seconds)
         else:
@@ -236,7 +236,7 @@ class _Sweep:
         """Expected seconds until all is done, if anything is known."""
         total = 0.0
         for job in self.pending:
-            expected = self.estimator.expect(job.kind, job.extent)
+            expected = self.estimator.expect(job)
             if expected is None:
                 return None
             total += expected
@@ -247,7 +247,7 @@ class _Sweep:
             if process.fraction > 0.02:
                 total += elapsed * (1 / process.fraction - 1)
             else:
-                expected = self.estimator.expect(running.kind, running.extent) or 0.0
+                expected = self.estimator.expect(running) or 0.0
                 total += max(0.0, expected - elapsed)
         return total / self.jobs
 
