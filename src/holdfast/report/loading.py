@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.recipes import RECIPES
 from holdfast.report.command import command
 from holdfast.report.headline import baselines, companions, headlines, primaries, sized
 from holdfast.report.selection import Selection, selections
@@ -55,11 +56,11 @@ class Study:
 
     @cached_property
     def presets(self) -> tuple[str, ...]:
-        """The presets that were run, the known ones first."""
+        """The presets that were run: those of all recipes first, then in the order of the recipe's own."""
         found = {s.preset for s in self.settings}
-        return tuple(
-            sorted(found, key=lambda p: (p not in PRESET_ORDER, _index(PRESET_ORDER, p), p))
-        )
+        own = tuple(RECIPES[self.recipe].presets) if self.recipe in RECIPES else ()
+        order = (*PRESET_ORDER, *(preset for preset in own if preset not in PRESET_ORDER))
+        return tuple(sorted(found, key=lambda p: (p not in order, _index(order, p), p)))
 
     @cached_property
     def headlines(self) -> list[Setting]:
