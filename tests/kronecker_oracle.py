@@ -225,6 +225,7 @@ def merged(
     """What stands for a sum of Kronecker approximations, from the sum alone."""
     if approximation.merge == "stack":
         return total
+    assert approximation.rank is None, "needs the terms: see merged_thin"
     assert (approximation.correction, approximation.merge) != ("eigen", "nearest"), (
         "needs the terms"
     )
@@ -242,9 +243,59 @@ def merged(
                     raise NotImplementedError("needs the two terms")
                 put(out, place, corrected(block, *marginals))
             else:
-                rank = approximation.rank
-                put(out, place, torch.kron(thin(G, rank), thin(A, rank)))
+                put(out, place, torch.kron(G, A))
     return out
+
+
+def merged_thin(approximation: hf.Kronecker, one: Tensor, two: Tensor, model: nn.Module) -> Tensor:
+    """One thin product per layer for the sum of two, each from a whole product of its layer."""
+    rank = approximation.rank
+    assert rank is not None
+    weigh = averages if approximation.merge == "average" else nearest_weights
+    out = one + two
+    for place in (p for stack in places(model).values() for p in stack):
+        terms = [partial_traces(take(term, place), *place.shape) for term in (one, two)]
+        A, G = ([thin_parts(term[side], rank) for term in terms] for side in (0, 1))
+        weights = weigh([low + rest for low, rest in A], [low + rest for low, rest in G])
+        product = [sum(summed(w, *f, rank)) for w, f in zip(weights, (A, G), strict=True)]
+        put(out, place, torch.kron(product[1], product[0]))
+    return out
+
+
+Thin = tuple[Tensor, Tensor]  # low rank and diagonal, both as whole matrices
+Weights = tuple[Sequence[float], Sequence[float]]  # of A and of G, of both terms
+
+
+def thin_parts(factor: Tensor, rank: int) -> Thin:
+    low = reference.best_rank(factor, rank)
+    return low, (factor - low).diagonal().diag()
+
+
+def summed(weights: Sequence[float], old: Thin, new: Thin, rank: int) -> Thin:
+    """The leading directions of both low ranks; what is dropped goes to the diagonal."""
+    total = weights[0] * old[0] + weights[1] * new[0]
+    low = reference.best_rank(total, rank)
+    rest = weights[0] * old[1] + weights[1] * new[1]
+    return low, rest + (total - low).diagonal().diag()
+
+
+def averages(A: list[Tensor], G: list[Tensor]) -> Weights:
+    """Weights of both factors that keep both partial traces of G₀ ⊗ A₀ + G₁ ⊗ A₁."""
+    of_A, of_G = ([float(m.trace()) for m in factors] for factors in (A, G))
+    share = [g / sum(of_G) for g in of_G]
+    mean = sum(s * a for s, a in zip(share, of_A, strict=True))
+    return share, [a / mean for a in of_A]
+
+
+def nearest_weights(A: list[Tensor], G: list[Tensor]) -> Weights:
+    """Weights of the product nearest to G₀ ⊗ A₀ + G₁ ⊗ A₁: the leading singular pair of Σ vec(G) vec(A)ᵀ."""
+    of_A, of_G = (torch.stack([m.flatten() for m in factors], 1) for factors in (A, G))
+    U, S, V = torch.linalg.svd(of_G @ of_A.T, full_matrices=False)
+    weights = [
+        torch.linalg.lstsq(m, v).solution for m, v in ((of_A, S[0] * V[0]), (of_G, U[:, 0]))
+    ]
+    sign = float(weights[0].sum().sign())
+    return (sign * weights[0]).tolist(), (sign * weights[1]).tolist()
 
 
 def plus_low_rank(

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 import holdfast as hf
 import kronecker_oracle as oracle
-import reference
 from holdfast.approximation import gram
 from holdfast.configuration import to_json
 from holdfast.structure import layer_shapes
@@ -18,28 +17,6 @@ from recipes_table import close
 from test_kronecker import DOUBLE, HISTORIES, NETWORKS, expected, inputs, learned, network, tasks
 
 MERGES = ["average", "nearest"]
-Thin = tuple[Tensor, Tensor]  # low rank and diagonal, both as whole matrices
-
-
-def thin(factor: Tensor, rank: int) -> Thin:
-    low = reference.best_rank(factor, rank)
-    return low, (factor - low).diagonal().diag()
-
-
-def summed(weights: tuple[float, float], old: Thin, new: Thin, rank: int) -> Thin:
-    """The leading directions of both low ranks; what is dropped goes to the diagonal."""
-    total = weights[0] * old[0] + weights[1] * new[0]
-    low = reference.best_rank(total, rank)
-    rest = weights[0] * old[1] + weights[1] * new[1]
-    return low, rest + (total - low).diagonal().diag()
-
-
-def averages(A: list[Tensor], G: list[Tensor]) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Weights of both factors that keep both partial traces of G₀ ⊗ A₀ + G₁ ⊗ A₁."""
-    of_A, of_G = ([float(m.trace()) for m in factors] for factors in (A, G))
-    share = [g / sum(of_G) for g in of_G]
-    mean = sum(s * a for s, a in zip(share, of_A, strict=True))
-    return (share[0], share[1]), (of_A[0] / mean, of_A[1] / mean)
 
 
 @pytest.mark.parametrize("name", ["perceptron", "images"])
@@ -48,7 +25,7 @@ def averages(A: list[Tensor], G: list[Tensor]) -> tuple[tuple[float, float], tup
 def test_tasks_by_dense_algebra(name: str, history: hf.History, rank: int) -> None:
     found = learned(name, hf.Kronecker(rank=rank), history, "latest").matrix.dense()
     at = oracle.places(network(name))
-    state: dict[tuple[str, int], tuple[Thin, Thin]] = {}
+    state: dict[tuple[str, int], tuple[oracle.Thin, oracle.Thin]] = {}
     rest = torch.zeros(len(found), dtype=DOUBLE)
     for count, (model, columns) in enumerate(tasks(name)):
         w_old, w_new = history.weights(count)
@@ -57,15 +34,15 @@ def test_tasks_by_dense_algebra(name: str, history: hf.History, rank: int) -> No
         for path, matrices in at.items():
             for group, place in enumerate(matrices):
                 A, G = oracle.partial_traces(oracle.take(new, place), *place.shape)
-                pair = thin(A, rank), thin(w_new * G, rank)
+                pair = oracle.thin_parts(A, rank), oracle.thin_parts(w_new * G, rank)
                 if count:
                     old_A, old_G = state[path, group]
                     old_G = w_old * old_G[0], w_old * old_G[1]
-                    of_A, of_G = averages(
+                    of_A, of_G = oracle.averages(
                         *([f[0] + f[1] for f in fs] for fs in ((old_A, pair[0]), (old_G, pair[1])))
                     )
-                    merged = summed(of_A, old_A, pair[0], rank)
-                    pair = merged, summed(of_G, old_G, pair[1], rank)
+                    merged = oracle.summed(of_A, old_A, pair[0], rank)
+                    pair = merged, oracle.summed(of_G, old_G, pair[1], rank)
                 state[path, group] = pair
     truth = rest.diag()
     for (path, group), (A, G) in state.items():

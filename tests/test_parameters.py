@@ -275,6 +275,21 @@ def test_the_matrix_of_a_grown_model(approximation: str) -> None:
             expected[at[:, None], at] = reference.best_rank(expected[at[:, None], at], rank)
         case hf.Nystrom(size=size, seed=own):  # of the old approximation plus the new matrix
             expected = reference.nystrom(0.5 * (wide + W.T @ W / 8), size, own)
+        case hf.Kronecker(rank=rank, merge=merge) if rank is not None and merge != "stack":
+            whole = hf.Kronecker()
+            before = approximate(
+                whole,
+                reference.rows(old, case.columns(8), hf.EWC()),
+                old,
+                divisor=8,
+                seed=SEED,
+                task=0,
+                columns=case.columns(8),
+                importance=hf.EWC(),
+            )
+            after = approximate(whole, W, grown, divisor=8, seed=SEED, task=1, **source)
+            terms = 0.5 * in_place(before, places, dim), 0.5 * after
+            expected = kronecker_oracle.merged_thin(chosen, *terms, grown)
         case hf.Kronecker():
             expected = kronecker_oracle.merged(chosen, expected, grown)
         case hf.KroneckerPlusLowRank(rank=rank, correction=correction) if rank < 16:

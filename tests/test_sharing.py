@@ -74,7 +74,7 @@ def test_a_reproduction_says_what_it_takes_over(
 ) -> None:
     """The runs of one study, renamed, serve the next as far as they are the same; so do their seconds."""
     known: list[str] = []
-    monkeypatch.setattr(Estimator, "record", lambda self, kind, seconds: known.append(kind))
+    monkeypatch.setattr(Estimator, "record", lambda self, job, seconds: known.append(job.kind))
     request = Request(("paper",), smoke=True)
     planned = RECIPES["toy"].jobs(request, lambda _: None)
     one = next(j for j in planned if isinstance(j, RunExperiment) and not j.boundaries)
