@@ -44,6 +44,20 @@ class RowBatch(ABC):
             out[first : first + len(block)] = block
             first += len(block)
 
+    def written(self, room: Tensor) -> Iterator[Tensor]:
+        """The rows, in order, as parts of the matrix ``room``, which is filled again and again."""
+        held = 0
+        for block in self.blocks():
+            while len(block):
+                some, block = block[: len(room) - held], block[len(room) - held :]
+                room[held : held + len(some)] = some
+                held += len(some)
+                if held == len(room):
+                    yield room
+                    held = 0
+        if held:
+            yield room[:held]
+
     def blocks_of(
         self, chosen: Sequence[int], ranges: Sequence[tuple[int, int]]
     ) -> Iterator[Tensor]:
@@ -138,8 +152,14 @@ class ExampleRows(RowBatch):
         return self._gradients.rows(self._examples)
 
     def write_(self, out: Tensor) -> None:
-        for _ in self._gradients.rows(self._examples, out=out):
-            pass
+        self._gradients.write_(out, self._examples)
+
+    def written(self, room: Tensor) -> Iterator[Tensor]:
+        for first in range(0, len(self), len(room)):
+            some = self._examples.pick(slice(first, first + len(room)))
+            out = room[: len(some)]
+            self._gradients.write_(out, some)
+            yield out
 
     def blocks_of(
         self, chosen: Sequence[int], ranges: Sequence[tuple[int, int]]

@@ -15,7 +15,7 @@ from holdfast.parameters import ParameterSpace
 from holdfast.rows import RowBatch
 from holdfast.structure import LayerShape, layers_within
 
-__all__ = ["Approximation", "Setting", "positive"]
+__all__ = ["Approximation", "Setting", "positive", "rows_at_once"]
 
 
 _CPU = torch.device("cpu")
@@ -101,6 +101,14 @@ class Approximation(ABC):
     ) -> Offset:
         """The offset of what :meth:`embed` returns."""
         return matrix.expand_offset(offset, space.dim, index)
+
+
+def rows_at_once(kept: int) -> int:
+    """Rows that are written out together where ``kept`` numbers per parameter are read for them.
+
+    Too few and the memory that is read decides how long it takes; as many as are kept double the memory.
+    """
+    return min(max(8, kept), 64)
 
 
 def positive(name: str, value: object, otherwise: str = "") -> None:

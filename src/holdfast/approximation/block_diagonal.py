@@ -1,16 +1,23 @@
 """Exact blocks along the diagonal."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import Tensor
 
-from holdfast.approximation.base import Approximation, Setting, positive
+from holdfast.approximation.base import Approximation, Setting, positive, rows_at_once
 from holdfast.matrices import BlockDiagonalMatrix, PSDMatrix
 from holdfast.parameters import ParameterSpace
 from holdfast.rows import RowBatch
 
 __all__ = ["BlockDiagonal"]
+
+
+@dataclass
+class _State:
+    stacks: list[Tensor]  # (count, size, size)
+    room: Tensor  # for rows
 
 
 @dataclass(frozen=True)
@@ -38,23 +45,32 @@ class BlockDiagonal(Approximation):
         stacks = [(count, self.size)] if count else []
         return stacks + ([(1, rest)] if rest else [])
 
-    def start(self, setting: Setting) -> list[Tensor]:
-        return [setting.zeros(k, b, b) for k, b in self.shapes(setting.space)]
+    def start(self, setting: Setting) -> _State:
+        shapes = self.shapes(setting.space)
+        stacks = [setting.zeros(k, b, b) for k, b in shapes]
+        return _State(stacks, setting.empty(_together(shapes), setting.dim))
 
     def update(self, state: Any, rows: RowBatch) -> None:
-        sizes = [stack.shape[0] * stack.shape[1] for stack in state]
-        for block in rows.blocks():
-            for stack, piece in zip(state, block.split(sizes, 1), strict=True):
+        sizes = [stack.shape[0] * stack.shape[1] for stack in state.stacks]
+        for block in rows.written(state.room):
+            for stack, piece in zip(state.stacks, block.split(sizes, 1), strict=True):
                 k, b = stack.shape[:2]
-                columns = piece.reshape(-1, k, b).transpose(0, 1)  # (k, rows, b)
+                columns = piece.unflatten(1, (k, b)).transpose(0, 1)  # (k, rows, b)
                 stack.baddbmm_(columns.transpose(1, 2), columns)
 
     def finish(self, state: Any) -> BlockDiagonalMatrix:
-        return BlockDiagonalMatrix(state)
+        return BlockDiagonalMatrix(state.stacks)
 
     def nbytes(self, setting: Setting) -> int:
-        return setting.nbytes(sum(k * b * b for k, b in self.shapes(setting.space)))
+        shapes = self.shapes(setting.space)
+        kept = sum(k * b * b for k, b in shapes)
+        return setting.nbytes(kept + _together(shapes) * setting.dim)
 
     def embed(self, matrix: PSDMatrix, space: ParameterSpace, index: Tensor) -> PSDMatrix:
         assert isinstance(matrix, BlockDiagonalMatrix)
         return matrix.project(index, self.shapes(space))
+
+
+def _together(shapes: Sequence[tuple[int, int]]) -> int:
+    """Rows to write out at a time."""
+    return rows_at_once(max((b for _, b in shapes), default=1))

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from holdfast.approximation.base import Approximation, Setting, positive
+from holdfast.approximation.base import Approximation, Setting, positive, rows_at_once
 from holdfast.approximation.count_sketch import check_merge, stack
 from holdfast.hashing import Draw
 from holdfast.matrices import FactoredMatrix, Offset, PSDMatrix
@@ -23,6 +23,7 @@ _ENTRIES = 2**15  # entries of θ at a time, when all of G is not needed at once
 class _State:
     test: Tensor  # G, (m, l), with orthonormal columns
     product: Tensor  # (Ω G)ᵀ, (l, m)
+    room: Tensor  # for rows of W
 
 
 @dataclass(frozen=True)
@@ -86,10 +87,11 @@ class Nystrom(Approximation):
         inverse = torch.linalg.inv(torch.linalg.cholesky(gram, upper=True)).to(test)
         for part in test.split(_ENTRIES):
             part.copy_(part @ inverse)
-        return _State(test, setting.zeros(width, setting.dim))
+        room = setting.empty(rows_at_once(width), setting.dim)
+        return _State(test, setting.zeros(width, setting.dim), room)
 
     def update(self, state: Any, rows: RowBatch) -> None:
-        for block in rows.blocks():
+        for block in rows.written(state.room):
             state.product.addmm_((block @ state.test).T, block)
 
     def finish(self, state: Any) -> FactoredMatrix:
@@ -111,8 +113,8 @@ class Nystrom(Approximation):
         return FactoredMatrix(Y if bool(kept.all()) else Y[: len(rotation)].clone())
 
     def nbytes(self, setting: Setting) -> int:
-        # G and Y, which becomes the result
-        return setting.nbytes(2 * min(self.size, setting.dim) * setting.dim)
+        width = min(self.size, setting.dim)  # of G and of Y, which becomes the result
+        return setting.nbytes((2 * width + rows_at_once(width)) * setting.dim)
 
     def add(self, old: PSDMatrix, offset: Offset, new: PSDMatrix) -> tuple[PSDMatrix, Offset]:
         r"""The Nyström approximation of the sum, from the stacked factors A of both.

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from holdfast.approximation.base import Approximation, Setting
+from holdfast.approximation.base import Approximation, Setting, rows_at_once
 from holdfast.approximation.count_sketch import advise, merged
 from holdfast.hashing import Draw
 from holdfast.matrices import FactoredMatrix, Offset, PSDMatrix
@@ -24,6 +24,7 @@ class _State:
     draw: Draw
     factor: Tensor  # (size, m)
     columns: Tensor  # of S, transposed: those of the chunk at hand
+    room: Tensor  # for rows of W
     number: int = 0  # of that chunk
     rows: int = 0
 
@@ -56,14 +57,15 @@ class ProductSketch(Approximation):
 
     def start(self, setting: Setting) -> _State:
         factor = setting.zeros(self.size, setting.dim)
-        return _State(setting.draw, factor, self._drawn(setting.draw, 0))
+        room = setting.empty(rows_at_once(self.size), setting.dim)
+        return _State(setting.draw, factor, self._drawn(setting.draw, 0), room)
 
     def _drawn(self, draw: Draw, number: int) -> Tensor:
         return torch.from_numpy(self.columns(draw.generator("entries", number)))
 
     def update(self, state: Any, rows: RowBatch) -> None:
         first = 0
-        for block in rows.blocks():
+        for block in rows.written(state.room):
             columns = self._columns(state, rows.index[first : first + len(block)])
             state.factor.addmm_(columns.to(block).T, block)
             first += len(block)
@@ -85,7 +87,7 @@ class ProductSketch(Approximation):
         return FactoredMatrix(state.factor).scale_(1 / self.size)
 
     def nbytes(self, setting: Setting) -> int:
-        return setting.nbytes(self.size * setting.dim)
+        return setting.nbytes((self.size + rows_at_once(self.size)) * setting.dim)
 
     def add(self, old: PSDMatrix, offset: Offset, new: PSDMatrix) -> tuple[PSDMatrix, Offset]:
         return merged(self.merge, old, offset, new)
