@@ -26,7 +26,8 @@ def _no_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def middle(experiment: Experiment) -> float:
     """A search that finds its best in the middle of its first three values."""
-    assert experiment.regularizer is not None
+    if experiment.regularizer is None:
+        return -math.inf
     grid = short_grid(experiment.regularizer)
     return -abs(2 * math.log10(experiment.regularizer.strength) - grid[1])
 
@@ -46,7 +47,8 @@ def test_every_search_ends_with_the_best_inside_by_the_same_rule(preset: str, be
     """Wherever a search begins, it ends with a worse value on either side, on the seeds of all others."""
 
     def score(experiment: Experiment) -> float:
-        assert experiment.regularizer is not None
+        if experiment.regularizer is None:
+            return -math.inf
         return -abs(2 * math.log10(experiment.regularizer.strength) - best)
 
     tuning: dict[object, set[int]] = collections.defaultdict(set)
@@ -122,14 +124,15 @@ def test_the_longest_streams_come_last() -> None:
 
 def test_a_method_is_complete_before_the_next_begins() -> None:
     def first_only(experiment: Experiment) -> float | None:
-        assert experiment.regularizer is not None
-        known = isinstance(experiment.regularizer.approximation, Kronecker)
+        held = experiment.regularizer
+        known = held is None or isinstance(held.approximation, Kronecker)
         return middle(experiment) if known else None
 
     jobs = FRONTIER.jobs(Request(("ten-tasks",), seeds=3), first_only)
     planned = [job.experiment for job in jobs if isinstance(job, RunExperiment)]
-    assert [e.role for e in planned[:7]] == [*["tune"] * 3, *["report"] * 3, "tune"]
-    assert [e.seed for e in planned[3:6]] == [0, 1, 2]
+    assert [e.role for e in planned[:8]] == [*["tune"] * 4, *["report"] * 3, "tune"]
+    assert planned[0].regularizer is None  # what every search is measured by
+    assert [e.seed for e in planned[4:7]] == [0, 1, 2]
 
 
 def test_from_runs_to_the_page(tmp_path: Path) -> None:

@@ -225,6 +225,54 @@ def test_the_growth_has_an_end() -> None:
     assert tuning.chosen(falling) == strength(1)
 
 
+class TestFloor:
+    """A search that knows how well a network does that holds nothing."""
+
+    BARE = dataclasses.replace(method(), regularizer=None)
+    TUNING = Tuning(method(), floor=BARE)
+
+    @staticmethod
+    def deceiving(e: Experiment) -> float:
+        """The best strength is 1; far above it chance makes another the best of its neighbours."""
+        if e.regularizer is None:
+            return 0.5
+        return (
+            0.9 if e.regularizer.strength == 1 else 0.4 - 0.01 * abs(e.regularizer.strength - 1e3)
+        )
+
+    def test_a_best_that_is_worse_than_nothing_is_not_believed(self) -> None:
+        assert Tuning(method()).chosen(self.deceiving) == 1e3
+        assert self.TUNING.chosen(self.deceiving) == 1
+        tried = {
+            e.regularizer.strength
+            for e in self.TUNING.experiments(self.deceiving)
+            if e.regularizer
+        }
+        assert min(tried) == strength(-1)
+
+    def test_it_is_run_first_with_the_seeds_of_the_search(self) -> None:
+        first = self.TUNING.experiments(nothing)[:3]
+        assert first == [dataclasses.replace(self.BARE, seed=s, role="tune") for s in SEEDS]
+
+    def test_nothing_is_chosen_without_it(self) -> None:
+        def held(e: Experiment) -> float | None:
+            return None if e.regularizer is None else peak(1e3)(e)
+
+        assert self.TUNING.chosen(held) is None
+        assert self.TUNING.chosen(lambda e: 0.0 if e.regularizer is None else peak(1e3)(e)) == 1e3
+
+    def test_the_search_ends_where_nothing_helps(self) -> None:
+        tuning = dataclasses.replace(self.TUNING, widest=(1, 9))
+        useless = [e for e in tuning.experiments(lambda e: float(e.regularizer is None))]
+        assert len(useless) == 3 + 3 * 9
+
+    def test_it_is_wanted_whatever_else_is_left_out(self) -> None:
+        request = Request(("fair",), only=("diagonal",))
+        run = dataclasses.replace(self.BARE, role="tune")
+        assert request.wants(RunExperiment(run))
+        assert not request.wants(RunExperiment(self.BARE))
+
+
 def test_fair_tunes_first_and_reports_with_other_seeds() -> None:
     request = Request(("fair",), seeds=20, extras=False)
     first = runs(request)

@@ -27,7 +27,9 @@ class Cell:
         """The cell with the requested settings, in its search as well."""
         tuning = self.tuning
         if tuning is not None:
-            tuning = dataclasses.replace(tuning, method=request.adjust(tuning.method))
+            floor = None if tuning.floor is None else request.adjust(tuning.floor)
+            method = request.adjust(tuning.method)
+            tuning = dataclasses.replace(tuning, method=method, floor=floor)
         return Cell(request.adjust(self.experiment), tuning)
 
     def searches(self, score: Score) -> list[Experiment]:

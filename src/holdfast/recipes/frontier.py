@@ -185,7 +185,8 @@ def _tuned(base: Experiment, method: Method, smoke: bool) -> Cell:
     assert found.regularizer is not None
     grid = short_grid(found.regularizer)
     if isinstance(base.stream, Toy):
-        return Cell(found, Tuning(searched, grid))
+        return Cell(found, Tuning(searched, grid, floor=base))
     ten = _base(SEARCHED, smoke)
     searched = dataclasses.replace(searched, preset=SEARCHED, stream=ten.stream)
-    return Cell(found, Tuning(searched, grid, SEEDS[:1]))  # one seed: a search takes hours
+    # one seed: a search takes hours
+    return Cell(found, Tuning(searched, grid, SEEDS[:1], floor=ten))

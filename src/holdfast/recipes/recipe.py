@@ -57,6 +57,8 @@ class Request:
         if not isinstance(job, RunExperiment):
             return False
         held = job.experiment.regularizer
+        if held is None and job.experiment.role == "tune":
+            return True  # every search is measured by it
         return (ENDS if held is None else key_of(APPROXIMATIONS, held.approximation)) in self.only
 
 
