@@ -126,7 +126,7 @@ def test_fair_compares_what_it_should() -> None:
     held = [e for e in reported if e.regularizer is not None]
     cells = {
         (
-            type(e.regularizer.importance).__name__,
+            repr(e.regularizer.importance),
             type(e.regularizer.approximation).__name__,
             type(e.regularizer.history).__name__,
             e.regularizer.anchor,
@@ -135,10 +135,12 @@ def test_fair_compares_what_it_should() -> None:
         if e.regularizer is not None
     }
     names = ("Diagonal", "CountSketch", "LowRank")
-    expected = {("EWC", "BlockDiagonal", "Sum", "latest")}
-    expected |= {("EWC", a, "Sum", anchor) for a in names for anchor in ("latest", "each")}
-    expected |= {("EWC", a, h, "latest") for a in names for h in ("MovingAverage", "Mean")}
-    expected |= {("MAS", a, "Sum", "latest") for a in names}
+    ewc, mas, sampled = repr(EWC()), repr(MAS()), repr(EWC(labels="sampled"))
+    expected = {(ewc, "BlockDiagonal", "Sum", "latest")}
+    expected |= {(ewc, a, "Sum", anchor) for a in names for anchor in ("latest", "each")}
+    expected |= {(ewc, a, h, "latest") for a in names for h in ("MovingAverage", "Mean")}
+    ours = (*names, "Kronecker")
+    expected |= {(i, a, "Sum", "latest") for i in (ewc, mas, sampled) for a in ours}
     assert cells == expected
     assert {e.limit for e in held} == {None, 10_000}
     assert {e.mode for e in reported if e.regularizer is None} == {"sequential", "joint"}

@@ -4,7 +4,14 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
-from holdfast.approximation import Approximation, BlockDiagonal, CountSketch, Diagonal, LowRank
+from holdfast.approximation import (
+    Approximation,
+    BlockDiagonal,
+    CountSketch,
+    Diagonal,
+    Kronecker,
+    LowRank,
+)
 from holdfast.configuration import lookup
 from holdfast.data import mnist
 from holdfast.experiment import Experiment
@@ -130,7 +137,13 @@ def _fair(smoke: bool) -> Iterator[list[Cell]]:
         crossed += [_tuned(base, EWC(), approximation, history, smoke) for history in histories]
         yield crossed
     yield [_tuned(base, MAS(), approximation, Sum(), smoke) for approximation in _compared(smoke)]
+    sampled = EWC(labels="sampled")
+    if not smoke:
+        importances: tuple[Importance, ...] = (EWC(), MAS(), sampled)
+        yield [_tuned(base, i, Kronecker(rank=64), Sum(), smoke) for i in importances]
     yield [_tuned(block, EWC(), BlockDiagonal(50), Sum(), smoke)]  # what takes longest
+    if not smoke:
+        yield [_tuned(base, sampled, a, Sum(), smoke) for a in _compared(smoke)]
 
 
 def _sketch_size(smoke: bool) -> Iterator[list[Cell]]:
