@@ -1,5 +1,7 @@
 """Sums of outer products: whole, or only their leading directions and their diagonal."""
 
+from abc import ABC, abstractmethod
+
 import torch
 from torch import Tensor
 
@@ -7,7 +9,7 @@ from holdfast.approximation.base import Setting
 from holdfast.matrices.thin_block import Thin, leading, thin
 from holdfast.products import add_product_
 
-__all__ = ["Gram", "ThinGram", "gram", "gram_size"]
+__all__ = ["Gram", "ThinGram", "WholeGram", "gram", "gram_size"]
 
 _WIDE = 1024  # sides above which a thin sum takes less time than a whole one and its eigenvectors
 
@@ -16,7 +18,7 @@ def gram(setting: Setting, groups: int, side: int, rank: int | None) -> "Gram":
     """An empty sum that can give ``rank`` directions, or all of them."""
     if rank is not None and _is_wide(side, rank):
         return ThinGram(setting, groups, side, rank)
-    return Gram(setting, groups, side)
+    return WholeGram(setting, groups, side)
 
 
 def gram_size(groups: int, side: int, rank: int | None, *, read: bool = False) -> int:
@@ -32,14 +34,29 @@ def _is_wide(side: int, rank: int) -> bool:
     return side > max(_WIDE, 8 * rank)
 
 
-class Gram:
-    """Σ c cᵀ of rows c of (b, groups, T, n), as (groups, n, n)."""
+class Gram(ABC):
+    """Σ c cᵀ of rows c of (b, groups, T, n), for every group."""
+
+    @abstractmethod
+    def add(self, columns: Tensor) -> None:
+        """Add the outer products of all rows."""
+
+    @abstractmethod
+    def trace(self) -> Tensor:
+        """Of every group, (groups,)."""
+
+    @abstractmethod
+    def thin(self, rank: int, over: Tensor) -> Thin:
+        """Leading directions and diagonal of the sum divided by ``over`` (groups,), as one term."""
+
+
+class WholeGram(Gram):
+    """All entries, as (groups, n, n)."""
 
     def __init__(self, setting: Setting, groups: int, side: int) -> None:
         self.matrix = setting.zeros(groups, side, side)
 
     def add(self, columns: Tensor) -> None:
-        """Add the outer products of all rows."""
         if columns.shape[1] == 1:
             flat = columns.reshape(-1, columns.shape[3])
             add_product_(self.matrix[0], flat.T, flat)
@@ -48,17 +65,15 @@ class Gram:
             self.matrix.baddbmm_(flat.mT, flat)
 
     def trace(self) -> Tensor:
-        """Of every group, (groups,)."""
         return self.matrix.diagonal(dim1=1, dim2=2).sum(1)
 
     def thin(self, rank: int, over: Tensor) -> Thin:
-        """Leading directions and diagonal of the sum divided by ``over`` (groups,), as one term."""
         matrix = (self.matrix / over[:, None, None]).unsqueeze(0)
         return thin(leading(matrix), matrix.diagonal(dim1=2, dim2=3), rank, matrix.dtype)
 
 
 class ThinGram(Gram):
-    """The same in memory that grows with n, not n²: the diagonal is exact.
+    """Leading directions in memory that grows with n, not n²; the diagonal is exact.
 
     Rows are kept until there are ``capacity`` of them, and then replaced by twice as many leading
     directions as are asked for. How they come in batches makes no difference.

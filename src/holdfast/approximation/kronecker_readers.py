@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from holdfast.approximation.base import Setting
-from holdfast.approximation.gram import Gram, gram
+from holdfast.approximation.gram import Gram, WholeGram, gram
 from holdfast.matrices.kronecker_block import KroneckerBlock
 from holdfast.matrices.kronecker_sums import bases, cleared, nearest
 from holdfast.matrices.thin_block import ThinBlock
@@ -66,6 +66,8 @@ class Factors:
         shape = self.layers[layer]
         place = shape.weight, shape.bias
         if self.rank is None:
+            assert isinstance(A, WholeGram)
+            assert isinstance(G, WholeGram)
             mean = A.matrix / over[:, None, None]
             parts = mean.unsqueeze(0), G.matrix.unsqueeze(0)
             return KroneckerBlock(*place, *parts, name=shape.name)

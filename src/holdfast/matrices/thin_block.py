@@ -49,11 +49,10 @@ class ThinBlock(KroneckerBlock):
         F, H = parts["inputs"], parts["outputs"]
         columns, rows = (parts[f"{name}_rest"] for name in ("inputs", "outputs"))
         left = times(H, times(H.mT, V)).addcmul_(rows.unsqueeze(-1), V)
-        scaled = left * columns.unsqueeze(-2)
         if first:
-            out.copy_(scaled)
+            torch.mul(left, columns.unsqueeze(-2), out=out)
         else:
-            out.add_(scaled)
+            out.addcmul_(left, columns.unsqueeze(-2))
         add_product_(out, times(left, F), F.mT)
 
     def factors(self) -> tuple[Tensor, Tensor]:
