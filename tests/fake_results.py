@@ -314,9 +314,12 @@ def reproduced(
         for wanted in new:
             found = make(wanted)
             if wanted.role == "tune":
-                assert wanted.regularizer is not None
-                away = abs(np.log10(wanted.regularizer.strength) - best)
-                flat = [[max(0.0, 0.95 - 0.1 * away)] * found.tasks]
+                level = 0.0  # of holding nothing
+                if wanted.regularizer is not None:
+                    level = max(
+                        0.0, 0.95 - 0.1 * abs(np.log10(wanted.regularizer.strength) - best)
+                    )
+                flat = [[level] * found.tasks]
                 found = dataclasses.replace(
                     found, validation=flat, test=[], accuracy=[], initial=[]
                 )

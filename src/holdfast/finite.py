@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-__all__ = ["check_parameters", "check_values", "first_infinite", "position"]
+__all__ = ["check_parameters", "check_rows", "check_values", "position"]
 
 
 def check_parameters(names: Sequence[str], parameters: Sequence[nn.Parameter]) -> None:
@@ -37,12 +37,22 @@ def check_values(values: Tensor, examples: Tensor | int = 0) -> Tensor:
     return values
 
 
-def first_infinite(rows: Tensor) -> int | None:
-    """The first row with an entry that is not finite; their sum is a quick look without memory."""
-    if bool(rows.sum().isfinite()):
-        return None
+def check_rows(rows: Tensor, examples: Tensor) -> None:
+    """Refuse rows with entries that are not finite.
+
+    Args:
+        rows: One per example.
+        examples: Their positions of arrival; for messages.
+    """
+    if bool(rows.sum().isfinite()):  # a quick look without memory
+        return
     bad = ~rows.isfinite().all(1)  # the sum of finite numbers may overflow
-    return int(bad.nonzero()[0]) if bool(bad.any()) else None
+    if bool(bad.any()):
+        where = position(examples, int(bad.nonzero()[0]))
+        raise ValueError(
+            f"the gradient of example {where} has NaN or inf entries although its loss is finite; "
+            "look for a square root or a norm at zero"
+        )
 
 
 def position(examples: Tensor | int, where: int) -> str:

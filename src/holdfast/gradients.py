@@ -15,13 +15,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from holdfast import batches
 from holdfast.batches import Examples
-from holdfast.finite import check_parameters, check_values, first_infinite, position
+from holdfast.finite import check_parameters, check_rows, check_values
 from holdfast.importance import Importance, Loss
 from holdfast.parameters import ParameterSpace
 from holdfast.signed_sums import SignedSums
 from holdfast.squares import Squares
-from holdfast.structure import layer_shapes
-from holdfast.writing import RowWriter
+from holdfast.writing import Writing
 
 __all__ = ["CouplingWarning", "Gradients", "VectorisationWarning"]
 
@@ -91,9 +90,7 @@ class Gradients:
         self._vectorised, self._proven = True, False
         self.squares = Squares(self, model, self._parameters)
         self.sums = SignedSums(self, model, self._parameters)
-        layers = layer_shapes(model, space)
-        # the layers, if every held parameter belongs to one
-        self._layers = layers if sum(layer.size for layer in layers) == space.dim else ()
+        self.writing = Writing(self, model)
         check_parameters(space.names, self._parameters)
 
     def check(self, batch: Any) -> None:
@@ -200,18 +197,6 @@ class Gradients:
         values = self.potentials(examples.batch, examples.uniforms, examples.index)
         return values.gather(1, examples.which.unsqueeze(1)).squeeze(1)
 
-    def write_(self, out: Tensor, examples: Examples) -> None:
-        """Write the rows of a cuttable batch to a matrix (b, m)."""
-        if not self._layers:
-            for _ in self.rows(examples, out=out):
-                pass
-            return
-        writer = RowWriter(out, self._layers)
-        nothing = out.new_zeros(()).expand(self.space.dim)  # no parameter is left for it
-        self.squares.add_(nothing, examples, self._layers, writer)
-        if not writer.bounded:
-            _require_finite(out, examples)
-
     def rows(
         self,
         examples: Examples,
@@ -235,7 +220,7 @@ class Gradients:
             if block is None:
                 block = self.single_rows(chunk, chosen)
                 block = block if room is None else room.copy_(block)
-            _require_finite(block, chunk)
+            check_rows(block, chunk.index)
             yield block
 
     def _vector_rows(
@@ -336,15 +321,6 @@ class Gradients:
                     piece.addcmul_(gradient, gradient)
             self.forget()
         return total
-
-
-def _require_finite(rows: Tensor, examples: Examples) -> None:
-    where = first_infinite(rows)
-    if where is not None:
-        raise ValueError(
-            f"the gradient of example {position(examples.index, where)} has NaN or inf entries "
-            "although its loss is finite; look for a square root or a norm at zero"
-        )
 
 
 def _slots(module: nn.Module) -> dict[int, list[str]]:

@@ -152,13 +152,13 @@ class ExampleRows(RowBatch):
         return self._gradients.rows(self._examples)
 
     def write_(self, out: Tensor) -> None:
-        self._gradients.write_(out, self._examples)
+        self._gradients.writing.write_(out, self._examples)
 
     def written(self, room: Tensor) -> Iterator[Tensor]:
         for first in range(0, len(self), len(room)):
             some = self._examples.pick(slice(first, first + len(room)))
             out = room[: len(some)]
-            self._gradients.write_(out, some)
+            self._gradients.writing.write_(out, some)
             yield out
 
     def blocks_of(

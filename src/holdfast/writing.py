@@ -1,16 +1,50 @@
 """Rows written out from what their layers tell: one pass for many examples, and one write per entry."""
 
+import weakref
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from holdfast.structure import LayerShape
+from holdfast.batches import Examples
+from holdfast.finite import check_rows
+from holdfast.structure import LayerShape, layer_shapes
 
-__all__ = ["RowWriter"]
+if TYPE_CHECKING:
+    from holdfast.gradients import Gradients
+
+__all__ = ["Writing"]
 
 
-class RowWriter:
+class Writing:
+    """Rows of a batch, written to a matrix; by the general road where a parameter belongs to no layer.
+
+    Args:
+        gradients: The network, and the general road to its rows.
+        model: The network itself.
+    """
+
+    def __init__(self, gradients: "Gradients", model: nn.Module) -> None:
+        self._gradients = weakref.proxy(gradients)
+        layers = layer_shapes(model, gradients.space)
+        whole = sum(layer.size for layer in layers) == gradients.space.dim
+        self._layers = layers if whole else ()
+
+    def write_(self, out: Tensor, examples: Examples) -> None:
+        """Write the rows of a cuttable batch to a matrix (b, m)."""
+        if not self._layers:
+            for _ in self._gradients.rows(examples, out=out):
+                pass
+            return
+        writer = _RowWriter(out, self._layers)
+        nothing = out.new_zeros(()).expand(out.shape[1])  # no parameter is left for it
+        self._gradients.squares.add_(nothing, examples, self._layers, writer)
+        if not writer.bounded:
+            check_rows(out, examples.index)
+
+
+class _RowWriter:
     """A reader of layers that writes the rows of a batch where they are wanted.
 
     Args:

@@ -50,6 +50,7 @@ def _distance(
         setting.anchor != "latest",
         setting.experiment.get("training", {}).get("reset") != _RESET.get(setting.preset, "task"),
         diagonal,
+        setting.part("importance").get("labels", "true") != "true",  # of EWC: the paper's rows
         setting.storage != "float32",
         selection is not None and selection.chosen != setting.strength,
         -len(setting.runs),
