@@ -122,6 +122,14 @@ def test_the_longest_streams_come_last() -> None:
     assert set(lengths) == {10, 20, 50}
 
 
+def test_what_is_left_out_needs_no_search() -> None:
+    assert {e.role for e in runs("ten-tasks", only=("ends",))} == {"report"}
+    some = runs("ten-tasks", only=("nystrom",))
+    assert {name(e.regularizer.approximation) for e in some if e.regularizer} == {"nystrom"}
+    assert [e.role for e in some if e.regularizer is None] == ["tune"]
+    assert not runs("ten-tasks", only=("full",))
+
+
 def test_a_method_is_complete_before_the_next_begins() -> None:
     def first_only(experiment: Experiment) -> float | None:
         held = experiment.regularizer

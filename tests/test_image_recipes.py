@@ -262,6 +262,11 @@ def test_the_whole_smoke_of_cifar100(tmp_path: Path) -> None:
     assert write(out).exists()
 
 
+def test_a_search_without_a_regularizer_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"no strength to search for; --only ends"):
+        runs("permuted-mnist", "fair", settings=("regularizer=null",))
+
+
 class TestCells:
     METHOD = dataclasses.replace(MNIST.example("fair", smoke=True))
 

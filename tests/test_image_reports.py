@@ -1,6 +1,7 @@
 """Reports of the studies on images, from made-up results of the real recipes."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
@@ -262,3 +263,24 @@ def test_true_labels_stand_for_ewc_where_others_were_run_too(tmp_path: Path) -> 
     shown = [row for row in table(tmp_path) if row["headline"] and row["importance"] == "ewc"]
     assert len(shown) == 5
     assert all(row["mean"] > 85 for row in shown), shown
+
+
+def test_a_search_that_is_worse_than_nothing_is_not_called_finished(tmp_path: Path) -> None:
+    fill(tmp_path, "permuted-mnist", "fair")
+    write(tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert "worse than holding nothing" not in text
+    for path in (tmp_path / "runs").glob("*.json"):
+        data = json.loads(path.read_text())
+        if data["experiment"]["role"] == "tune" and data["experiment"]["regularizer"] is None:
+            data["validation"] = [[0.97] * 10]
+            path.write_text(json.dumps(data))
+    write(tmp_path)
+    table = _part(
+        (tmp_path / "report.md").read_text(), "Strengths chosen on validation data: `fair`"
+    )
+    assert table.count("| worse than holding nothing |") == table.count("| EWC") + table.count(
+        "| MAS"
+    )
+    svg = (tmp_path / "figures" / "sensitivity-fair-mas.svg").read_text()
+    assert "Nothing held 97.0" in svg

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable
 
@@ -260,6 +261,26 @@ class TestFloor:
 
         assert self.TUNING.chosen(held) is None
         assert self.TUNING.chosen(lambda e: 0.0 if e.regularizer is None else peak(1e3)(e)) == 1e3
+
+    def test_a_grid_that_begins_too_low_goes_up_first(self) -> None:
+        best = 1e7
+
+        def late(e: Experiment) -> float:
+            if e.regularizer is None:
+                return 0.5
+            return (
+                0.9 if e.regularizer.strength == best else 1e-3 * math.log(e.regularizer.strength)
+            )
+
+        assert self.TUNING.chosen(late) == best
+
+    def test_chance_does_not_drive_it_to_nothing(self) -> None:
+        def level(e: Experiment) -> float:
+            return 0.5 if e.regularizer is None else 0.495 - 0.01 * (e.regularizer.strength != 1e3)
+
+        assert self.TUNING.chosen(level) == 1e3
+        tried = {e.regularizer.strength for e in self.TUNING.experiments(level) if e.regularizer}
+        assert min(tried) == strength(GRID[0])
 
     def test_the_search_ends_where_nothing_helps(self) -> None:
         tuning = dataclasses.replace(self.TUNING, widest=(1, 9))

@@ -1,5 +1,6 @@
 """Rows that are written from what layers tell are those of one backward pass per example."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -148,3 +149,133 @@ def test_an_entry_that_overflows_is_named() -> None:
         recipe.consolidate(
             model, [(inputs, torch.zeros(5))], loss=lambda outputs, _: 1e20 * outputs[:, 0]
         )
+
+
+class Glance(nn.Module):
+    """A layer that is read in the first batch; in the second its output is only looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+        self.look: Callable[[Tensor], Tensor] | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.a(x).tanh()
+        if self.look is None:
+            return self.head(hidden + self.b(x))
+        self.b(self.look(x))
+        return self.head(hidden)
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda x: x[:1],
+        lambda x: x[0],
+        lambda x: torch.cat([x, x]),
+        lambda x: x / 0,
+        lambda x: x,
+    ],
+    ids=["one", "no batch", "more", "infinite", "all"],
+)
+def test_a_layer_that_is_only_looked_at_has_rows_of_zeros(
+    look: Callable[[Tensor], Tensor],
+) -> None:
+    torch.manual_seed(1)
+    model = Glance().double().eval()
+    first, second = (CASES["mlp"].columns(COUNT, seed=seed) for seed in (0, 1))
+
+    def data() -> Any:
+        yield first
+        model.look = look
+        yield second
+
+    rows = rows_of(model, data())
+    found = [written(batch, 20, rows.gradients.space.dim) for batch in rows]
+    close(found[1], reference.rows(model, second, hf.EWC(), seed=SEED))
+
+
+class Sentences(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.word, self.head = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        words = x.unsqueeze(1).expand(-1, int(x[0, 0] > 0), -1)  # none, or one
+        return self.head(x.tanh()) + self.word(words).sum(1)
+
+
+def test_sequences_may_be_empty() -> None:
+    torch.manual_seed(1)
+    model = Sentences().double().eval()
+    some, none = (CASES["mlp"].columns(COUNT, seed=seed) for seed in (0, 1))
+    some[0][:, 0], none[0][:, 0] = 1, -1
+    rows = rows_of(model, [some, none])
+    found = [written(batch, 20, rows.gradients.space.dim) for batch in rows]
+    for part, columns in zip(found, (some, none), strict=True):
+        close(part, reference.rows(model, columns, hf.EWC(), seed=SEED))
+
+
+@pytest.mark.parametrize(
+    "approximation", [hf.Diagonal(), hf.BlockDiagonal(size=5), hf.Kronecker()]
+)
+@pytest.mark.parametrize("sides", [(0, 4), (4, 0)])
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_a_layer_without_entries_is_no_obstacle(
+    approximation: hf.Approximation, sides: tuple[int, int]
+) -> None:
+    class Hollow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.empty, self.head = nn.Linear(*sides, bias=False), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(x.tanh()) + self.empty(x[:, : sides[0]]).sum()
+
+    torch.manual_seed(1)
+    model, columns = Hollow().double(), CASES["mlp"].columns(COUNT)
+    penalty = hf.Regularizer(hf.EWC(), approximation).consolidate(model, [columns])
+    expected = reference.rows(model, columns, hf.EWC()).square().sum() / COUNT
+    if not isinstance(approximation, hf.Kronecker):
+        close(penalty.matrix.trace(), expected)
+
+
+def _changed(**settings: Any) -> nn.Module:
+    """A convolution whose settings were changed after it was made, as segmentation networks do."""
+    layer = nn.Conv2d(1, 3, 3, padding=1)
+    for name, value in settings.items():
+        setattr(layer, name, value)
+    return layer
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"dilation": (2, 2), "padding": (2, 2)},
+        {"padding": (0, 0)},
+        {"padding": 2},
+        {"stride": 2},
+        {"padding": (2, 0), "stride": (1, 2)},
+        {"padding": "same", "dilation": (2, 2)},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", ["diagonal", "blocks"])
+def test_a_convolution_may_have_been_changed(kind: str, settings: dict[str, Any]) -> None:
+    torch.manual_seed(1)
+    model = nn.Sequential(_changed(**settings), nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model, columns = model.double(), CASES["conv"].columns(COUNT)
+    approximation = {"diagonal": hf.Diagonal(), "blocks": hf.BlockDiagonal(size=1)}[kind]
+    penalty = hf.Regularizer(hf.EWC(), approximation).consolidate(model, [columns])
+    expected = reference.rows(model, columns, hf.EWC()).square().sum(0) / COUNT
+    close(penalty.matrix.diagonal(), expected)
+
+
+def test_products_of_sequences_are_not_written_twice_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("holdfast.writing._ENTRIES", 14)
+    model, columns = network("words"), CASES["mlp"].columns(COUNT)
+    rows = rows_of(model, [columns])
+    found = torch.cat([written(batch, 5, rows.gradients.space.dim) for batch in rows])
+    close(found, reference.rows(model, columns, hf.EWC(), seed=SEED))

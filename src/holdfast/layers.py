@@ -105,10 +105,10 @@ def _patches(
         least: Entries that an example takes anyway.
     """
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-    padding = layer._reversed_padding_repeated_twice
+    padding, kernel = _padding(layer), layer.kernel_size
     if any(padding):
         x = functional.pad(x, padding, mode=mode)
-    kernel, stride, dilation = layer.kernel_size, layer.stride, layer.dilation
+    stride, dilation = _each(layer, layer.stride), _each(layer, layer.dilation)
     if isinstance(layer, nn.Conv1d):  # an image of height one
         x, g = x.unsqueeze(2), g.unsqueeze(2)
         kernel, stride, dilation = (1, *kernel), (1, *stride), (1, *dilation)
@@ -121,6 +121,18 @@ def _patches(
         right = columns.view(-1, groups, inputs, places).transpose(2, 3)
         left = g[part].reshape(-1, groups, g.shape[1] // groups, places)
         yield right, left.transpose(2, 3)
+
+
+def _each(layer: nn.Conv1d | nn.Conv2d, value: Any) -> tuple[int, ...]:
+    """A setting in every direction; one number stands for all."""
+    return tuple(value) if isinstance(value, tuple | list) else (value,) * (layer.weight.dim() - 2)
+
+
+def _padding(layer: nn.Conv1d | nn.Conv2d) -> list[int]:
+    """Before and after, the last direction first. It may have been changed since the layer was made."""
+    if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
+        return list(layer._reversed_padding_repeated_twice)
+    return [n for n in reversed(_each(layer, layer.padding)) for _ in range(2)]
 
 
 def _embedding(layer: nn.Embedding, ids: Tensor, g: Tensor, into: Into) -> None:
@@ -179,7 +191,15 @@ def _matrix_like(layer: nn.Linear, x: Tensor, g: Tensor) -> bool:
 
 
 def _image_like(layer: nn.Conv1d | nn.Conv2d, x: Tensor, g: Tensor) -> bool:
-    return x.dim() == layer.weight.dim()  # without a batch dimension there is one less
+    if x.dim() != layer.weight.dim():  # without a batch dimension there is one less
+        return False
+    padding = _padding(layer)[::-1]
+    sides = zip(
+        x.shape[2:], padding[::2], padding[1::2], layer.weight.shape[2:],
+        _each(layer, layer.stride), _each(layer, layer.dilation), strict=True,
+    )  # fmt: skip
+    places = [(n + a + b - d * (k - 1) - 1) // s + 1 for n, a, b, k, s, d in sides]
+    return list(g.shape[2:]) == places
 
 
 def _plain_words(layer: nn.Embedding, x: Tensor, g: Tensor) -> bool:

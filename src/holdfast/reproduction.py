@@ -1,6 +1,7 @@
 """From a recipe to a results folder: resume, run, and leave a report behind."""
 
 import bisect
+import contextlib
 import dataclasses
 import errno
 from collections.abc import Iterable, Sequence
@@ -98,8 +99,11 @@ def _wanted(recipe: Recipe, request: Request, score: Score) -> list[Job]:
 
 def _tidy(recipe: Recipe, request: Request, score: Score, folder: Path) -> None:
     """Remove the first tasks that runs shared, but for those that other presets will begin with."""
-    every = dataclasses.replace(request, presets=tuple(recipe.presets), extras=True, only=())
-    known = [job for job in recipe.jobs(every, score) if job.beginning is not None]
+    known: list[Job] = []
+    for preset in recipe.presets:
+        with contextlib.suppress(ValueError):  # a preset that cannot be run with these settings
+            every = dataclasses.replace(request, presets=(preset,), extras=True, only=())
+            known += [job for job in recipe.jobs(every, score) if job.beginning is not None]
     needed = {job.beginning for job in known if not job.done(folder)}
     names = {job.beginning for job in recipe.jobs(request, score)} - needed
     checkpoint.remove_beginnings(folder, [name for name in names if name is not None])

@@ -77,11 +77,9 @@ class Site:
 
     def readable(self, count: int) -> bool:
         """Whether exactly one call with one leading entry per example was seen."""
-        x, g = self.inputs, self.gradient
-        if self.calls != 1 or not self.plain or x is None:
+        x, g = self.inputs, self.silent if self.gradient is None else self.gradient
+        if self.calls != 1 or not self.plain or x is None or g is None:
             return False
-        if g is None:
-            return True  # the outputs do not depend on it: zero
         if x.dim() == 0 or g.dim() == 0 or len(x) != count or len(g) != count:
             return False
         finite = bool(g.sum().isfinite()) and bool(x.sum().isfinite())

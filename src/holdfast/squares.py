@@ -64,7 +64,7 @@ class Squares:
             for k, s in enumerate(layers)
         }
         done = self._read(out, examples, owned, reader)
-        rest = [i for i in range(len(self._parameters)) if i not in done]
+        rest = [i for i, p in enumerate(self._parameters) if i not in done and p.numel()]
         if not rest:
             return
         pieces = self._gradients.space.split(out)

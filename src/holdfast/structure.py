@@ -80,7 +80,7 @@ class LayerReader(Protocol):
 def unshared(
     model: nn.Module, parameters: Sequence[nn.Parameter]
 ) -> Iterator[tuple[str, nn.Module, dict[str, int]]]:
-    """Modules with weight and bias alone that no other module has: path, module, held positions."""
+    """Modules with weight and bias alone, none empty or shared: path, module, held positions."""
     place = {id(p): i for i, p in enumerate(parameters)}
     owners: dict[int, int] = {}
     for module in model.modules():
@@ -90,7 +90,7 @@ def unshared(
     for name, module in model.named_modules():
         mine = {n: p for n, p in module._parameters.items() if p is not None}
         held = {n: place[id(p)] for n, p in mine.items() if id(p) in place}
-        alone = all(owners[id(p)] == 1 for p in mine.values())
+        alone = all(owners[id(p)] == 1 and p.numel() for p in mine.values())
         if held and alone and set(mine) <= {"weight", "bias"}:
             yield name, module, held
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Writing"]
 
+_ENTRIES = 2**20  # of products that are not written where they are wanted
+
 
 class Writing:
     """Rows of a batch, written to a matrix; by the general road where a parameter belongs to no layer.
@@ -60,8 +62,9 @@ class _RowWriter:
     def pairs(self, layer: int, inputs: Tensor, gradients: Tensor) -> None:
         weight, bias = self._place(layer, len(inputs))
         count, positions = self._layers[layer].inputs, inputs.shape[2]
-        largest = inputs.abs().amax() * gradients.abs().amax() * positions
-        self.bounded = self.bounded and bool(largest.isfinite())
+        if inputs.numel() and gradients.numel():
+            largest = inputs.abs().amax() * gradients.abs().amax() * positions
+            self.bounded = self.bounded and bool(largest.isfinite())
         left, right = (
             gradients.transpose(2, 3),
             inputs[..., :count],
@@ -69,7 +72,10 @@ class _RowWriter:
         if positions == 1:
             torch.mul(left, right, out=weight)
         else:
-            weight.copy_(left @ right)
+            step = max(1, _ENTRIES // max(1, weight[0].numel()))
+            for first in range(0, len(weight), step):
+                some = slice(first, first + step)
+                weight[some] = left[some] @ right[some]
         if bias is not None:
             bias.copy_((left @ inputs[..., count:]).squeeze(3))
 

@@ -29,6 +29,11 @@ class Cell:
         if tuning is not None:
             floor = None if tuning.floor is None else request.adjust(tuning.floor)
             method = request.adjust(tuning.method)
+            if method.regularizer is None:
+                raise ValueError(
+                    "without a regularizer there is no strength to search for; --only ends runs "
+                    "what holds nothing"
+                )
             tuning = dataclasses.replace(tuning, method=method, floor=floor)
         return Cell(request.adjust(self.experiment), tuning)
 
@@ -85,6 +90,7 @@ def plan_presets(
     for _, preset, own in cells if in_turn else sorted(cells, key=lambda cell: cell[0]):
         first = (first_seed or {}).get(preset, 0)
         seeds = range(first, first + request.seeds)
+        own = [cell for cell in own if request.wants(RunExperiment(cell.experiment))]
         for part in [[cell] for cell in own] if in_turn else [own]:
             wanted |= {run.id: run for run in plan(part, seeds, score)}
     return [RunExperiment(run) for run in wanted.values()]

@@ -24,10 +24,11 @@ from holdfast.importance import MAS
 from holdfast.recipes.recipe import Score
 from holdfast.regularizer import Regularizer
 
-__all__ = ["GRID", "SEEDS", "Tuning", "short_grid", "strength"]
+__all__ = ["GRID", "MARGIN", "SEEDS", "Tuning", "short_grid", "strength"]
 
 GRID = range(3, 10)  # exponents in halves: 10^1.5 to 10^4.5, seven values
 SEEDS = (100, 101, 102)
+MARGIN = 0.01  # accuracy by which a best that is worse than holding nothing may be so by chance
 WIDEST = (-12, 24)  # 10^-6 to 10^12: beyond, a strength is no strength any more
 
 
@@ -96,13 +97,10 @@ class Tuning:
             if scores is None or least is None:
                 return range(first, last + 1, step)
             best = _best(scores)
-            too_strong = scores[best] < least
-            if (best == first or too_strong) and first > self.widest[0]:
-                first -= step
-            elif too_strong:  # nothing weaker may be tried
-                return range(first, last + 1, step)
-            elif best == last and last < self.widest[1]:
+            if best == last and last < self.widest[1]:
                 last += step
+            elif (best == first or scores[best] < least - MARGIN) and first > self.widest[0]:
+                first -= step
             else:
                 return range(first, last + 1, step)
 

@@ -11,7 +11,7 @@ import numpy as np
 from holdfast.recipes import RECIPES
 from holdfast.report.blocks import Block, Cell, Column, Figure, Missing, Section, Table, number
 from holdfast.report.comparison import count, method, statistics, strength_text
-from holdfast.report.figures import colour, height, legend, panel, power, tidy
+from holdfast.report.figures import COLOURS, colour, height, legend, panel, power, tidy
 from holdfast.report.loading import Study
 from holdfast.report.measures import finals, summary
 from holdfast.report.naming import names
@@ -74,7 +74,6 @@ def _table(study: Study, preset: str, searches: Sequence[Selection]) -> Table:
         best = dict(selection.grid)[selection.chosen]
         grid = [strength for strength, _ in selection.grid]
         setting = reported.get(cell(selection.setting))
-        inside = Cell("inside", "0", tone="good")
         span = f"{strength_text(grid[0])} to {strength_text(grid[-1])}"
         rows.append(
             [
@@ -83,7 +82,7 @@ def _table(study: Study, preset: str, searches: Sequence[Selection]) -> Table:
                 number(best.mean),
                 Cell(span, grid[0], step(selection)),
                 count(len(grid)),
-                inside if selection.inside else Cell("at the end of the grid", "1", tone="bad"),
+                _optimum(selection),
                 count(best.count),
                 statistics(summary(list(finals(setting).values())) if setting else None),
                 count(len(setting.runs) if setting else 0),
@@ -110,6 +109,14 @@ def _table(study: Study, preset: str, searches: Sequence[Selection]) -> Table:
         "would not have: it shows the best each method can do, by the same rule for all.",
         study.command(preset),
     )
+
+
+def _optimum(selection: Selection) -> Cell:
+    if selection.useless:
+        return Cell("worse than holding nothing", "2", tone="bad")
+    if selection.inside:
+        return Cell("inside", "0", tone="good")
+    return Cell("at the end of the grid", "1", tone="bad")
 
 
 def _chosen(study: Study, setting: Setting) -> bool:
@@ -177,6 +184,9 @@ def _grid(
         )
         best = [strength for strength, _ in selection.grid].index(selection.chosen)
         axes.plot(x[best], y[best], "o", ms=9, mfc="none", mec=shade, mew=1.4)
+    floors = {s.floor for s in members if s.floor is not None}
+    for floor in floors if len(floors) == 1 else ():
+        axes.axhline(floor, color=COLOURS["soft"][0], ls=":", label=f"Nothing held {floor:.1f}")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.xaxis.set_major_formatter(lambda value, _: power(value))
     axes.set_xlabel("strength λ")

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from holdfast.recipes.tuning import MARGIN
 from holdfast.report.measures import Summary, summary
 from holdfast.report.settings import Setting
+from holdfast.report.standard import scale
 
 __all__ = ["Selection", "cell", "selections"]
 
@@ -18,6 +20,8 @@ class Selection:
 
     setting: Setting
     grid: tuple[tuple[float, Summary], ...]
+    floor: float | None = None
+    """That of holding nothing, on the same seeds; None where that was not run."""
 
     @property
     def chosen(self) -> float:
@@ -28,6 +32,12 @@ class Selection:
     def inside(self) -> bool:
         """Whether the best strength is not at an end of the grid."""
         return self.grid[0][0] < self.chosen < self.grid[-1][0]
+
+    @property
+    def useless(self) -> bool:
+        """Whether even the best strength is worse than holding nothing: all of them are too large."""
+        best = dict(self.grid)[self.chosen].mean
+        return self.floor is not None and best < self.floor - 100 * MARGIN
 
 
 def cell(setting: Setting) -> str:
@@ -42,18 +52,26 @@ def cell(setting: Setting) -> str:
 def selections(settings: Iterable[Setting]) -> dict[str, Selection]:
     """One selection per tuned method, by :func:`cell`."""
     found: dict[str, list[Setting]] = {}
+    floors: dict[tuple[str, str], float] = {}
     for setting in settings:
-        if setting.role == "tune" and setting.strength is not None:
+        if setting.role != "tune":
+            continue
+        if setting.strength is not None:
             found.setdefault(cell(setting), []).append(setting)
+        elif (values := _validation(setting)) is not None:
+            floors[setting.preset, scale(setting.experiment)] = values.mean
     chosen = {}
     for key, members in found.items():
         points = []
         for member in sorted(members, key=lambda s: s.strength or 0.0):
-            values = summary(
-                [100 * float(np.mean(run.result.validation[-1])) for run in member.runs]
-            )
+            values = _validation(member)
             assert member.strength is not None
             assert values is not None
             points.append((member.strength, values))
-        chosen[key] = Selection(members[0], tuple(points))
+        floor = floors.get((members[0].preset, scale(members[0].experiment)))
+        chosen[key] = Selection(members[0], tuple(points), floor)
     return chosen
+
+
+def _validation(setting: Setting) -> Summary | None:
+    return summary([100 * float(np.mean(run.result.validation[-1])) for run in setting.runs])
