@@ -26,6 +26,7 @@ __all__ = ["choice", "sensitivity", "step"]
 _LINES = ("-", "--", ":", "-.")  # of curves that share a colour
 _MARKERS = (".", "s", "^", "D")
 _CURVES = 14  # of one panel
+_NEAR = 5  # points between the lowest curve and what is still worth showing below
 
 
 def choice(study: Study) -> Section:
@@ -184,8 +185,8 @@ def _grid(
         )
         best = [strength for strength, _ in selection.grid].index(selection.chosen)
         axes.plot(x[best], y[best], "o", ms=9, mfc="none", mec=shade, mew=1.4)
-    floors = {s.floor for s in members if s.floor is not None}
-    for floor in floors if len(floors) == 1 else ():
+    lowest = min(values.mean for s in members for _, values in s.grid)
+    for floor in {s.floor for s in members if s.floor is not None and s.floor > lowest - _NEAR}:
         axes.axhline(floor, color=COLOURS["soft"][0], ls=":", label=f"Nothing held {floor:.1f}")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.xaxis.set_major_formatter(lambda value, _: power(value))
