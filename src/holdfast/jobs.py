@@ -44,9 +44,9 @@ class Job(ABC):
         """Jobs of one kind take about the same time."""
 
     @property
-    def family(self) -> str:
-        """Jobs of one family take about the same time per :attr:`extent`."""
-        return self.kind
+    def families(self) -> Sequence[str]:
+        """Jobs of one family take about the same time per :attr:`extent`; from the closest to the widest."""
+        return (self.kind,)
 
     @property
     def extent(self) -> float:
@@ -115,8 +115,8 @@ class RunExperiment(Job):
         return kind_of(self.experiment)
 
     @property
-    def family(self) -> str:
-        return _family_of(self.experiment)
+    def families(self) -> Sequence[str]:
+        return _families_of(self.experiment)
 
     @property
     def extent(self) -> float:
@@ -219,12 +219,13 @@ def kind_of(experiment: Experiment) -> str:
 
 
 @functools.lru_cache(maxsize=4096)
-def _family_of(experiment: Experiment) -> str:
-    """What decides how long an epoch takes, more or less."""
+def _families_of(experiment: Experiment) -> tuple[str, ...]:
+    """What decides how long an epoch takes, more or less: the matrix, its kind, the network."""
     held = experiment.regularizer
-    matrix = None if held is None else to_json(held.approximation)
-    network = to_json(experiment.model)
-    return json.dumps([network, matrix, experiment.mode, experiment.storage, experiment.limit])
+    matrix = {"name": None} if held is None else to_json(held.approximation)
+    rest = [to_json(experiment.model), experiment.mode]
+    exact = [matrix, experiment.storage, experiment.limit]
+    return tuple(json.dumps([*rest, *more]) for more in (exact, [matrix["name"]], []))
 
 
 class Estimator:
@@ -241,14 +242,16 @@ class Estimator:
     def record(self, job: Job, seconds: float) -> None:
         """Remember how long a job took."""
         self._seconds.setdefault(job.kind, []).append(seconds)
-        self._rates.setdefault(job.family, []).append(seconds / job.extent)
+        for family in job.families:
+            self._rates.setdefault(family, []).append(seconds / job.extent)
 
     def expect(self, job: Job) -> float | None:
-        """Seconds for a job: the median of its kind, else of its family, else as if of the slowest."""
+        """Seconds for a job: the median of its kind, else of its closest family, else of the slowest."""
         if job.kind in self._seconds:
             return statistics.median(self._seconds[job.kind])
-        if job.family in self._rates:
-            return statistics.median(self._rates[job.family]) * job.extent
+        for family in job.families:
+            if family in self._rates:
+                return statistics.median(self._rates[family]) * job.extent
         slowest = max(map(statistics.median, self._rates.values()), default=None)
         return None if slowest is None else slowest * job.extent
 
