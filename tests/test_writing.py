@@ -279,3 +279,16 @@ def test_products_of_sequences_are_not_written_twice_at_once(
     rows = rows_of(model, [columns])
     found = torch.cat([written(batch, 5, rows.gradients.space.dim) for batch in rows])
     close(found, reference.rows(model, columns, hf.EWC(), seed=SEED))
+
+
+@pytest.mark.parametrize("name", ["pictures", "twice"])
+def test_rows_that_are_told_piece_by_piece_stand_in_order(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.layers._PATCHES", 1)  # one picture at a time
+    model, columns = network(name), CASES["mlp"].columns(COUNT)
+    rows = rows_of(model, [columns])
+    dim = rows.gradients.space.dim
+    monkeypatch.setattr("holdfast.gradients.ROW_BYTES", 3 * 8 * dim)  # few rows at a time
+    found = torch.cat([written(batch, 5, dim) for batch in rows])
+    close(found, reference.rows(model, columns, hf.EWC(), seed=SEED))
