@@ -115,6 +115,8 @@ def test_paper_grid_is_the_paper_s() -> None:
     searched = [e for e in runs("permuted-mnist", "paper") if e.role == "tune"]
     strengths = {e.regularizer.strength for e in searched if e.regularizer is not None}
     assert strengths == {1e2, 1e3, 1e4, 1e5, 1e6}
+    importances = {e.regularizer.importance for e in searched if e.regularizer is not None}
+    assert importances == {EWC(), MAS(outputs="softmax")}  # what its grid was searched with
     for experiment in runs("permuted-mnist", "paper"):
         assert not experiment.stream.train_on_validation
         if experiment.regularizer is not None:

@@ -13,7 +13,7 @@ __all__ = ["permuted_mnist_sections"]
 ABOUT = {
     "paper": "The text of the paper, taken at its word: correct rows for every method, α = 0.25 as "
     "the weight of the new task, the strength of every method chosen from its grid of whole powers "
-    "of ten, here on validation data.",
+    "of ten, here on validation data. MAS is that of the softmax outputs, to which that grid belongs.",
     "original-code": "What produced the printed numbers: the flattened-batch diagonal divided by the "
     "number of batches, α = 0.25 as the weight of the OLD tasks, the first task scaled like all "
     "others, Adam re-created every epoch, batches never shuffled, MAS on softmax outputs, no ½ in "
