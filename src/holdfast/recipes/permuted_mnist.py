@@ -112,7 +112,7 @@ def _original_code(smoke: bool) -> Iterator[list[Cell]]:
 def _paper(smoke: bool) -> Iterator[list[Cell]]:
     base = _base("paper", smoke)
     cells = []
-    # The grid of the text was searched with the norm of probabilities: with that of logits all of it is too strong.
+    # The text's grid was searched with the norm of probabilities; with that of logits it is all too strong.
     for importance in (EWC(), MAS(outputs="softmax")):
         for approximation in (Diagonal(), CountSketch(50)):
             method = _held(base, importance, approximation, AVERAGE)
