@@ -6,8 +6,10 @@ import json
 from typing import Any
 
 import pytest
+import torch
 
 import holdfast as hf
+import recipes_table
 from holdfast.experiment import Experiment
 from holdfast.models import MLP
 from holdfast.original_diagonal import OriginalDiagonal
@@ -179,3 +181,26 @@ def test_labels_tell_methods_apart() -> None:
     ]
     assert len(set(labels)) == len(labels)
     assert labels[0] == "paper ewc count_sketch 50 λ=1000 seed 0"
+
+
+@pytest.mark.parametrize(
+    "approximation",
+    [found for variants in recipes_table.APPROXIMATIONS.values() for found in variants.values()],
+    ids=repr,
+)
+def test_int8_is_refused_before_training_where_the_matrix_would_refuse_it(
+    approximation: hf.Approximation,
+) -> None:
+    held = hf.Regularizer(hf.EWC(), approximation)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    data = [(torch.randn(16, 4), torch.randint(0, 3, (16,)))]
+    penalty = held.consolidate(model, data, seed=0, progress=False)
+    if approximation.fits_int8:
+        assert penalty.to(dtype=torch.int8).nbytes < penalty.nbytes
+        assert experiment(regularizer=held, storage="int8").storage == "int8"
+        return
+    with pytest.raises(ValueError, match="int8"):
+        penalty.to(dtype=torch.int8)
+    with pytest.raises(ValueError, match=r"cannot be stored as int8.* use bfloat16"):
+        experiment(regularizer=held, storage="int8")
+    assert experiment(regularizer=held, storage="bfloat16").storage == "bfloat16"

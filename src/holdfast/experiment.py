@@ -64,6 +64,12 @@ class Experiment:
             raise ValueError(f"limit is 1 or larger, got {self.limit}")
         if self.storage not in ("float32", "bfloat16", "int8"):
             raise ValueError(f"unknown storage {self.storage!r}; known: float32, bfloat16, int8")
+        held = self.regularizer
+        if self.storage == "int8" and held is not None and not held.approximation.fits_int8:
+            raise ValueError(
+                f"{held.approximation!r} cannot be stored as int8, which needs a factor with a scale "
+                "per row (CountSketch, LowRank); use bfloat16"
+            )
         if self.regularizer is not None and (self.mode == "joint" or self.role == "single"):
             raise ValueError(
                 f"mode {self.mode!r} with role {self.role!r} has no earlier task to hold on to; "

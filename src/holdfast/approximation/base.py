@@ -78,6 +78,11 @@ class Approximation(ABC):
     def finish(self, state: Any) -> PSDMatrix:
         """The sum over all rows; it is divided by n elsewhere, once."""
 
+    @property
+    def fits_int8(self) -> bool:
+        """Whether its matrix may be stored in int8, which only a factor can: it has a scale per row."""
+        return True
+
     def nbytes(self, setting: Setting) -> int:
         """An estimate of the bytes needed while consolidating, beside the network."""
         return 0

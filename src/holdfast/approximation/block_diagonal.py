@@ -37,6 +37,10 @@ class BlockDiagonal(Approximation):
         if self.by not in ("size", "layer"):
             raise ValueError(f"by must be 'size' or 'layer', got {self.by!r}")
 
+    @property
+    def fits_int8(self) -> bool:
+        return False
+
     def shapes(self, space: ParameterSpace) -> list[tuple[int, int]]:
         """(count, size) of every stack of blocks, in order."""
         if self.by == "layer":

@@ -87,6 +87,10 @@ class Composite(Approximation):
         assert isinstance(self.parts, tuple)
         return self.parts
 
+    @property
+    def fits_int8(self) -> bool:
+        return all(member.fits_int8 for _, member in self.members)
+
     def positions(self, space: ParameterSpace) -> list[list[int]]:
         """Which parameters each part holds; only those of a last ``"*"`` may be none.
 

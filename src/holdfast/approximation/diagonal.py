@@ -58,6 +58,10 @@ class Diagonal(Approximation):
             raise ValueError(f"estimate must be 'exact' or 'signs', got {self.estimate!r}")
         positive("group", self.group)
 
+    @property
+    def fits_int8(self) -> bool:
+        return False
+
     def __repr__(self) -> str:
         exact = self.estimate == "exact"
         return "Diagonal()" if exact else f"Diagonal(estimate='signs', group={self.group})"

@@ -49,6 +49,10 @@ class DiagonalPlusLowRank(Approximation):
         LowRank(self.rank, self.group, self.shrink, self.merge)  # says what is wrong
 
     @property
+    def fits_int8(self) -> bool:
+        return False
+
+    @property
     def low_rank(self) -> LowRank:
         """The recipe of F."""
         return LowRank(self.rank, self.group, self.shrink, self.merge)

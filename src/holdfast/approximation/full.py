@@ -52,6 +52,10 @@ class Full(Approximation):
         if self.form not in ("auto", "dense", "factored"):
             raise ValueError(f"form must be 'auto', 'dense' or 'factored', got {self.form!r}")
 
+    @property
+    def fits_int8(self) -> bool:
+        return self.form != "dense"
+
     def _dense(self, dim: int) -> bool:
         return self.form == "dense" or (self.form == "auto" and dim <= _SMALL)
 

@@ -168,6 +168,10 @@ class Kronecker(Approximation):
                     "correction='eigen' keeps whole bases: it cannot be combined with rank"
                 )
 
+    @property
+    def fits_int8(self) -> bool:
+        return False
+
     def start(self, setting: Setting) -> _State:
         return _State(self, setting)
 

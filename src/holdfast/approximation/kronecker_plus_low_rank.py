@@ -71,6 +71,10 @@ class KroneckerPlusLowRank(Approximation):
         _ = self.low_rank, self.kronecker  # say what is wrong
 
     @property
+    def fits_int8(self) -> bool:
+        return False
+
+    @property
     def low_rank(self) -> LowRank:
         """The recipe of F."""
         return LowRank(self.rank, self.group, self.shrink, self.merge)
