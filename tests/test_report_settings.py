@@ -8,7 +8,7 @@ import pytest
 from fake_results import made_up
 from holdfast import report
 from holdfast.approximation import BlockDiagonal, CountSketch
-from holdfast.experiment import Experiment
+from holdfast.experiment import Experiment, Storage
 from holdfast.history import MovingAverage, Sum
 from holdfast.recipes import RECIPES
 from holdfast.report.loading import read
@@ -178,6 +178,20 @@ def test_the_command_of_another_network_and_stream(tmp_path: Path) -> None:
     settings = [word for word in command.split() if word.startswith(("model", "stream"))]
     settings.append("stream.train_size=10")
     assert change_all(found, settings) == dataclasses.replace(found, stream=stream, model=model)
+
+
+@pytest.mark.parametrize(
+    ("searched", "options"),
+    [("bfloat16", " --epochs 3 --set storage=bfloat16"), ("float32", " --epochs 3")],
+)
+def test_the_command_names_the_precision_that_was_asked_for(
+    tmp_path: Path, searched: Storage, options: str
+) -> None:
+    half = dataclasses.replace(example(epochs=3), storage="bfloat16")
+    save(tmp_path, half)
+    save(tmp_path, dataclasses.replace(half, storage=searched, role="tune"))
+    plain = "holdfast reproduce permuted-mnist --preset fair --seeds 1"
+    assert read(tmp_path).command("fair") == plain + options
 
 
 def test_the_command_of_all_presets(tmp_path: Path) -> None:

@@ -2,10 +2,11 @@
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from holdfast.recipes import RECIPES
+from holdfast.report.selection import cell
 from holdfast.report.settings import Setting
 from holdfast.report.standard import usual
 
@@ -14,36 +15,47 @@ __all__ = ["command"]
 _OWN_OPTION = ("stream.source", "stream.train_size")  # or none is needed
 
 
-def command(recipe: str, reported: Mapping[str, Sequence[Setting]], preset: str | None) -> str:
+def command(
+    recipe: str,
+    reported: Mapping[str, Sequence[Setting]],
+    preset: str | None,
+    searched: Container[str] = (),
+) -> str:
     """One command line; settings that were run at different scales need one after the other.
 
     Args:
         recipe: Name of the recipe.
         reported: By preset, the settings that are shown.
         preset: A preset, ``"all"`` that were run, or None for the bare command.
+        searched: The cells whose strength was searched for as they are. The recipes' own searches are in
+            full precision; another one was asked for.
     """
     plain = f"holdfast reproduce {recipe}"
     if preset is None:
         return plain
     if preset != "all":
-        return " && ".join(_lines(f"{plain} --preset {preset}", reported.get(preset, ())))
+        return " && ".join(
+            _lines(f"{plain} --preset {preset}", reported.get(preset, ()), searched)
+        )
     known = RECIPES[recipe].presets if recipe in RECIPES else reported
     every = [setting for settings in reported.values() for setting in settings]
-    together = _lines(f"{plain} --preset all", every)
+    together = _lines(f"{plain} --preset all", every, searched)
     if len(together) == 1 and reported.keys() >= known.keys():
         return together[0]
     return " && ".join(
         line
         for name, settings in reported.items()
-        for line in _lines(f"{plain} --preset {name}", settings)
+        for line in _lines(f"{plain} --preset {name}", settings, searched)
     )
 
 
-def _lines(start: str, settings: Sequence[Setting]) -> list[str]:
+def _lines(start: str, settings: Sequence[Setting], searched: Container[str]) -> list[str]:
     """A command per set of options, the recipe's own scale first."""
     seeds: dict[tuple[str, ...], int] = {}
     for setting in settings:
         options = _options(setting)
+        if setting.storage != "float32" and cell(setting) in searched:
+            options += ("--set", f"storage={setting.storage}")
         seeds[options] = max(seeds.get(options, 0), len(setting.runs))
     lines = [
         " ".join([start, *([] if "--smoke" in options else ["--seeds", str(count)]), *options])

@@ -130,7 +130,8 @@ class Study:
 
     def command(self, preset: str | None = None) -> str:
         """The command that makes (or resumes) what is shown."""
-        return command(self.recipe, {p: self.reported(p) for p in self.presets}, preset)
+        reported = {p: self.reported(p) for p in self.presets}
+        return command(self.recipe, reported, preset, self.selections)
 
 
 def _index(order: Sequence[str], name: str) -> int:
