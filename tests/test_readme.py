@@ -4,6 +4,7 @@
 """
 
 import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -153,6 +154,18 @@ def test_the_table_is_what_the_results_give(name: str) -> None:
     assert (name in found) == any((ROOT / "results" / name / "runs").glob("*.json"))
     if name in found:
         assert found[name] == TABLES[name]()
+
+
+@pytest.mark.parametrize("page", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_links_lead_to_files_that_are_kept(page: str) -> None:
+    """Not to what a report leaves on one machine: a clone has only what git keeps."""
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", (ROOT / page).read_text())
+    kept = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if kept.returncode == 0:
+        assert set(links) <= set(kept.stdout.splitlines())
+    assert [link for link in links if not (ROOT / link).exists()] == []
 
 
 if __name__ == "__main__":
