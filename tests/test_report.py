@@ -12,7 +12,7 @@ import pytest
 
 import fake_results
 from holdfast import metrics, report
-from holdfast.report.blocks import Cell, Column, Table, plus_minus, signed, size
+from holdfast.report.blocks import Cell, Column, Table, between, plus_minus, signed, size
 from holdfast.report.loading import read
 from holdfast.report.measures import summary
 from holdfast.report.paper import Printed
@@ -330,6 +330,15 @@ def test_cells_read_well() -> None:
     assert signed(-1.26).text == "−1.3"
     assert size(35_080).text == "35.1 kB"
     assert size(7).text == "7 B"
+
+
+def test_an_interval_shows_on_which_side_of_zero_it_lies() -> None:
+    assert between(-3.928, -0.031) == "−3.93 to −0.03"
+    assert between(0.0004, 1.5) == "+0.0004 to +1.5000"
+    assert between(-3.928, 0.031) == "−3.9 to +0.0"
+    assert between(1.6, 5.7) == "+1.6 to +5.7"
+    assert between(0.0, 0.0) == "+0.0 to +0.0"
+    assert between(1e-9, 1.0) == "+0.0000 to +1.0000"  # equal to rounding
 
 
 def test_markdown_cells_cannot_break_out() -> None:

@@ -19,6 +19,7 @@ __all__ = [
     "Section",
     "Table",
     "Text",
+    "between",
     "number",
     "plus_minus",
     "signed",
@@ -189,6 +190,14 @@ def signed(value: float | None, digits: int = 1) -> Cell:
     if value is None or math.isnan(value):
         return Cell()
     return Cell(f"{round(value, digits) + 0.0:+.{digits}f}".replace("-", "−"), value)
+
+
+def between(low: float, high: float) -> str:
+    """An interval of differences, with as many digits as show on which side of zero it lies."""
+    digits = 1
+    while low * high > 0 and 0 in (round(low, digits), round(high, digits)) and digits < 4:
+        digits += 1
+    return f"{signed(low, digits).text} to {signed(high, digits).text}"
 
 
 def plus_minus(mean: float | None, std: float | None, digits: int = 1) -> Cell:

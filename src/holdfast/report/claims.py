@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from holdfast.report.blocks import Cell, Column, Table, Tone, signed
+from holdfast.report.blocks import Cell, Column, Table, Tone, between, signed
 from holdfast.report.loading import Study
 from holdfast.report.measures import Summary, standard_error
 from holdfast.report.paper import Printed
@@ -59,12 +59,12 @@ def above_zero(values: Summary | None, enough: int, unit: str = "points") -> Fin
     said = f"{signed(values.mean).text} {unit}"
     if values.count < enough:
         return Finding(said, "undecided", f"{values.count} of {enough} seeds")
-    between = f"95 %: {signed(values.low).text} to {signed(values.high).text}"
+    interval = f"95 %: {between(values.low, values.high)}"
     if values.low > 0:
-        return Finding(said, "holds", between)
+        return Finding(said, "holds", interval)
     if values.high < 0:
-        return Finding(said, "does not hold", between)
-    return Finding(said, "undecided", f"{between} contains 0")
+        return Finding(said, "does not hold", interval)
+    return Finding(said, "undecided", f"{interval} contains 0")
 
 
 def near(values: Summary | None, paper: Printed, digits: int, unit: str = "") -> Finding:

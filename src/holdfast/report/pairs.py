@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from holdfast.report.blocks import Cell, Column, Table, Tone, signed
+from holdfast.report.blocks import Cell, Column, Table, Tone, between, signed
 from holdfast.report.comparison import count, method, printed
 from holdfast.report.loading import Study
 from holdfast.report.measures import Summary, difference, finals
@@ -140,7 +140,7 @@ def _undecided(study: Study) -> str:
 def _between(values: Summary | None) -> Cell:
     if values is None or values.count == 1:
         return Cell()
-    return Cell(f"{signed(values.low).text} to {signed(values.high).text}", values.low)
+    return Cell(between(values.low, values.high), values.low)
 
 
 def main_comparison(study: Study) -> Table | None:

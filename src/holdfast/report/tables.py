@@ -2,7 +2,7 @@
 
 import math
 
-from holdfast.report.blocks import Cell, Column, Table, number, signed
+from holdfast.report.blocks import Cell, Column, Table, between, number, signed
 from holdfast.report.comparison import (
     compared,
     count,
@@ -187,7 +187,7 @@ def _interval(values: Summary | None) -> Cell:
     mean = signed(values.mean)
     if values.count == 1:
         return mean
-    return Cell(mean.text, mean.value, f"{signed(values.low).text} to {signed(values.high).text}")
+    return Cell(mean.text, mean.value, between(values.low, values.high))
 
 
 def transfers(study: Study, preset: str) -> Table | None:
