@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import holdfast as hf
+from holdfast import memory
 from holdfast.matrices.kronecker_block import KroneckerBlock
 
 
@@ -53,6 +54,29 @@ def test_frobenius_error_is_that_of_the_dense_matrices(a: str, b: str) -> None:
     A, B = first.dense(), second.dense()
     expected = float((A - B).square().sum() / B.square().sum())
     assert hf.frobenius_error(first, second) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"), [("products", "corrected"), ("stacked corrected", "products")]
+)
+def test_products_of_all_kinds_are_compared_in_their_own_memory(
+    monkeypatch: pytest.MonkeyPatch, a: str, b: str
+) -> None:
+    """A layer of 50,000 weights, written out, would be 20 GB."""
+
+    def dense(self: object) -> torch.Tensor:
+        raise AssertionError("written out")
+
+    monkeypatch.setattr(hf.KroneckerMatrix, "dense", dense)
+    assert hf.frobenius_error(matrices()[a], matrices()[b]) > 0
+
+
+def test_what_must_be_written_out_and_does_not_fit_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory, "available", lambda _: 1000)
+    with pytest.raises(MemoryError, match="written out, needs"):
+        hf.frobenius_error(matrices()["products"], matrices()["blocks"])
 
 
 @pytest.mark.parametrize("name", matrices())

@@ -1,5 +1,6 @@
 """The comparison of sketch families runs, and measures what it says."""
 
+import collections
 import importlib.util
 import json
 import sys
@@ -17,12 +18,21 @@ from holdfast.models import MLP
 from holdfast.streams import Toy
 from holdfast.training import Training
 
-FILE = Path(__file__).parents[1] / "benchmarks" / "families.py"
+FOLDER = Path(__file__).parents[1] / "benchmarks"
 
 
 @pytest.fixture(scope="module")
 def families() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("families_benchmark", FILE)
+    yield from loaded("families")
+
+
+@pytest.fixture(scope="module")
+def merging() -> Iterator[ModuleType]:
+    yield from loaded("merging")
+
+
+def loaded(name: str) -> Iterator[ModuleType]:
+    spec = importlib.util.spec_from_file_location(f"{name}_benchmark", FOLDER / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -73,3 +83,23 @@ def test_it_writes_a_table_and_what_it_was_made_from(families: ModuleType, tmp_p
         return sorted(json.dumps({**line, "seconds": 0}) for line in lines)
 
     assert without_time(again["lines"]) == without_time(body["lines"])
+
+
+def test_merging_is_measured_against_the_exact_sum(merging: ModuleType, tmp_path: Path) -> None:
+    stream = Toy(length=3, train=60, validation=2, test=2)
+    setup = merging.Setup(stream, MLP((2, 5, 2)), Training(epochs=3))
+    matrices = merging.matrices(setup, seed=0)
+    exact = matrices[merging.EXACT].dense()
+    parts = [merging.single(matrices[merging.EXACT], task).dense() for task in range(3)]
+    torch.testing.assert_close(sum(parts), exact)
+    found = collections.defaultdict(lambda: collections.defaultdict(list))
+    merging.measure(setup, 0, found)
+    assert found.keys() == {*merging.WAYS, merging.USUAL}
+    for name, matrix in matrices.items():
+        dense = matrix.dense()
+        error = float((dense - exact).square().sum() / exact.square().sum())
+        kept = min(float((part * dense).sum() / part.square().sum()) for part in parts)
+        assert found[name]["error"] == [pytest.approx(error, rel=1e-2, abs=1e-6)]
+        assert found[name]["kept"] == [pytest.approx(kept, rel=1e-2)]
+    merging.write(tmp_path, 1, {"permuted": found})
+    assert all(f"| {name} |" in (tmp_path / "merging.md").read_text() for name in matrices)

@@ -48,6 +48,11 @@ def inner(a: PSDMatrix, b: PSDMatrix) -> float:
         blocks = zip(a.blocks, b.blocks, strict=True)
         rest = float(a.rest.double() @ b.rest.double())
         return rest + sum(kronecker_sums.inner(one, two) for one, two in blocks)
+    needed = 3 * 8 * a.dim**2  # both in float64, and their product
+    advice = (
+        "matrices of one kind, or with a diagonal or a factored one, need no more than they have"
+    )
+    memory.require(f"the product of {a!r} and {b!r}, written out,", needed, a.device, advice)
     return float((a.dense().double() * b.dense().double()).sum())
 
 

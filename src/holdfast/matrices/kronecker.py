@@ -70,9 +70,10 @@ class KroneckerMatrix(PSDMatrix):
         return max((len(block.inputs) for block in self.blocks), default=0)
 
     def like(self, other: "KroneckerMatrix") -> bool:
-        """Whether both have blocks at the same places, corrected or not."""
-        kinds = ([(b.place, b.values is None) for b in m.blocks] for m in (self, other))
-        return self.dim == other.dim and next(kinds) == next(kinds)
+        """Whether both have blocks at the same places."""
+        return self.dim == other.dim and [b.place for b in self.blocks] == [
+            b.place for b in other.blocks
+        ]
 
     def _dtype(self, *others: Tensor) -> torch.dtype:
         return compute_dtype(self.rest, *others)
