@@ -598,6 +598,15 @@ class TestExclusive:
         ):
             pass
 
+    def test_a_link_to_nothing_in_place_of_the_folder(self, tmp_path: Path) -> None:
+        """It is there for who wants to make it, and gone for everybody else."""
+        (tmp_path / "folder").symlink_to(tmp_path / "nothing" / "there")
+        with (
+            pytest.raises(MissingData, match="folder cannot be written"),
+            cache.exclusive(tmp_path / "folder"),
+        ):
+            pass
+
     def test_a_folder_that_cannot_be_written(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

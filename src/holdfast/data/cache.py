@@ -23,6 +23,7 @@ __all__ = [
 ]
 
 VARIABLE = "HOLDFAST_DATA"
+_TRIES = 100  # to make a folder that others remove at the same time
 
 
 class DataError(ValueError):
@@ -131,16 +132,17 @@ def exclusive(folder: Path) -> Iterator[None]:
 
 def _lock(folder: Path) -> int | None:
     """A lock that its holder removes, with the folder if that was new: who finds either gone, tries again."""
-    path = folder / ".lock"
+    path, tries = folder / ".lock", 0
     while True:
+        tries += 1
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if sys.platform == "win32":
                 return None
             lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         except (FileNotFoundError, FileExistsError):
-            if folder.exists() and not folder.is_dir():
-                raise
+            if tries == _TRIES or (folder.exists() and not folder.is_dir()):
+                raise  # nobody removes it: it cannot be made
             continue  # removed by its last holder since
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
