@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import holdfast as hf
 from holdfast import signed_sums
+from holdfast.approximation import kronecker_readers
 from holdfast.batches import Examples
 from holdfast.gradients import Gradients
 from holdfast.layers import RULES
@@ -480,3 +481,27 @@ def test_only_linear_layers_that_prove_themselves_write(monkeypatch: pytest.Monk
     assert left == {
         "two layers": 2, "functional": 1, "never called": 1, "called twice": 1, "tied": 1
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["linear", "conv"])
+def test_layers_of_a_network_in_half_precision_are_read(
+    kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own gradients are rounded, which is no reason to write every row out."""
+
+    def written(self: object, layer: int, rows: Tensor) -> None:
+        raise AssertionError("written out")
+
+    monkeypatch.setattr(kronecker_readers.Factors, "rows", written)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 20), nn.ReLU())
+    model, shape = Head(model, 20), (20,)
+    if kind == "conv":
+        model, shape = Head(nn.Sequential(nn.Conv2d(4, 6, 3), nn.ReLU()), 72), (4, 6, 5)
+    model = model.to(dtype)
+    x, y = torch.randn(200, *shape).to(dtype), torch.randint(0, 3, (200,))
+    recipe = hf.Regularizer(hf.EWC(), hf.Kronecker())
+    small = recipe.consolidate(model, [(x, y)], seed=0).matrix
+    whole = recipe.consolidate(model.float(), [(x.float(), y)], seed=0).matrix
+    assert hf.frobenius_error(small, whole) < 1e-3

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from holdfast.sites import ATTEMPTS, Site, agree, backward, watched
+from holdfast.sites import ATTEMPTS, Site, backward, watched
 from holdfast.structure import unshared
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class SignedSums:
             elif site.calls == 1 and site.plain:
                 found = torch.zeros(truth.shape, **self._gradients.like)
                 site.add_sum_(found)
-                self._sites += [site] if agree(found, truth) else []
+                self._sites += [site] if site.agree(found, truth) else []
             site.reset()
         self._open = undecided if self._tries < ATTEMPTS else []
 

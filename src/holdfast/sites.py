@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from holdfast.layers import RULES, Pair
 from holdfast.products import add_product_
 
-__all__ = ["ATTEMPTS", "Site", "agree", "backward", "watched"]
+__all__ = ["ATTEMPTS", "Site", "backward", "watched"]
 
 ATTEMPTS = 3  # batches on which a layer may prove itself: gradients of single examples can vanish
 _AGREE = 1e-3  # relative to the largest entry; rounding is far below, a wrong reading far above
+_NETWORK = 8  # roundings of a network in half precision, whose own gradients are no better
 _ROUNDING = (
     1000  # rounding of a sum, in units of ε times its terms without signs; measured up to 90
 )
@@ -106,13 +107,27 @@ class Site:
         agree if both are as small as rounding makes them, measured by the terms that cancel; but
         they prove nothing, so another parameter of the layer must.
         """
-        same = {n for n, i in self.positions.items() if agree(found[i], truth[i])}
+        same = {n for n, i in self.positions.items() if self.agree(found[i], truth[i])}
         if not any(bool(truth[self.positions[n]].any()) for n in same):
             return False
         others = {n: i for n, i in self.positions.items() if n not in same}
         terms = {n: torch.zeros_like(found[i]) for n, i in others.items()}
         self._add(terms, signed=False)
-        return all(agree(found[i], truth[i], terms[n]) for n, i in others.items())
+        return all(self.agree(found[i], truth[i], terms[n]) for n, i in others.items())
+
+    def agree(self, found: Tensor, expected: Tensor, terms: Tensor | None = None) -> bool:
+        """Whether two readings are the same but for rounding, that of the network included.
+
+        Args:
+            found: One of them.
+            expected: The other.
+            terms: For squares of sums that cancel: those of the same sums without signs.
+        """
+        seen = expected.dtype if self.gradient is None else self.gradient.dtype
+        allowed = max(_AGREE, _NETWORK * torch.finfo(seen).eps) * _largest(expected)
+        if terms is not None:
+            allowed = allowed + (_ROUNDING * torch.finfo(terms.dtype).eps) ** 2 * _largest(terms)
+        return bool(_largest(found - expected) <= allowed)
 
     def pairs(self, dtype: torch.dtype, bias: bool) -> Iterator[Pair]:
         """What the layer's matrix was multiplied with and what came back, the bias as an input."""
@@ -140,20 +155,6 @@ def backward(scalar: Tensor, sites: Sequence[Site]) -> None:
         site.complete = site.calls > 0
     if scalar.requires_grad:
         torch.autograd.backward(scalar)
-
-
-def agree(found: Tensor, expected: Tensor, terms: Tensor | None = None) -> bool:
-    """Whether two readings are the same but for rounding.
-
-    Args:
-        found: One of them.
-        expected: The other.
-        terms: For squares of sums that cancel: those of the same sums without signs.
-    """
-    allowed = _AGREE * _largest(expected)
-    if terms is not None:
-        allowed = allowed + (_ROUNDING * torch.finfo(terms.dtype).eps) ** 2 * _largest(terms)
-    return bool(_largest(found - expected) <= allowed)
 
 
 def _largest(x: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from holdfast.matrices.base import PSDMatrix, compute_dtype, refuse_int8, weight
+from holdfast.matrices.rounding import rounded
 
 __all__ = ["BlockDiagonalMatrix"]
 
@@ -56,7 +57,8 @@ class BlockDiagonalMatrix(PSDMatrix):
         return torch.block_diag(*(block.to(dtype) for s in self.stacks for block in s))
 
     def __rmul__(self, scale: float) -> Self:
-        return type(self)([weight(scale) * s for s in self.stacks])
+        scaled = (weight(scale) * s.to(compute_dtype(s)) for s in self.stacks)
+        return type(self)([rounded(s, old.dtype) for s, old in zip(scaled, self.stacks, strict=True)])
 
     def __add__(self, other: "BlockDiagonalMatrix") -> "BlockDiagonalMatrix":
         return BlockDiagonalMatrix([a + b for a, b in zip(self.stacks, other.stacks, strict=True)])
@@ -65,7 +67,7 @@ class BlockDiagonalMatrix(PSDMatrix):
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Self:
         refuse_int8("a block-diagonal matrix", dtype)
-        return type(self)([s.to(device=device, dtype=dtype) for s in self.stacks])
+        return type(self)([rounded(s.to(device=device), dtype) for s in self.stacks])
 
     def expand(self, dim: int, index: Tensor) -> Self:
         raise TypeError("blocks are cut anew in a larger space; use project()")

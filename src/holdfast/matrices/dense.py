@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from holdfast.matrices.base import PSDMatrix, compute_dtype, refuse_int8, scatter, vector, weight
+from holdfast.matrices.rounding import rounded
 
 __all__ = ["DenseMatrix"]
 
@@ -36,7 +37,8 @@ class DenseMatrix(PSDMatrix):
         return self.matrix.to(compute_dtype(self.matrix))
 
     def __rmul__(self, scale: float) -> Self:
-        return type(self)(weight(scale) * self.matrix)
+        scaled = weight(scale) * self.matrix.to(compute_dtype(self.matrix))
+        return type(self)(rounded(scaled, self.matrix.dtype))
 
     def __add__(self, other: "DenseMatrix") -> "DenseMatrix":
         return DenseMatrix(self.matrix + other.matrix)
@@ -45,7 +47,7 @@ class DenseMatrix(PSDMatrix):
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Self:
         refuse_int8("a dense matrix", dtype)
-        return type(self)(self.matrix.to(device=device, dtype=dtype))
+        return type(self)(rounded(self.matrix.to(device=device), dtype))
 
     def expand(self, dim: int, index: Tensor) -> Self:
         rows = scatter(self.matrix, dim, index)

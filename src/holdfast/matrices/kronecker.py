@@ -163,10 +163,7 @@ class KroneckerMatrix(PSDMatrix):
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Self:
         refuse_int8("a Kronecker product", dtype)
-        blocks = [
-            b.with_parts({n: t.to(device=device, dtype=dtype) for n, t in b.parts.items()})
-            for b in self.blocks
-        ]
+        blocks = [block.to(device, dtype) for block in self.blocks]
         return type(self)(blocks, self.rest.to(device=device, dtype=dtype))
 
     def expand(self, dim: int, index: Tensor) -> Self:

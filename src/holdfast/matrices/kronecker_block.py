@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from holdfast.matrices.base import compute_dtype
+from holdfast.matrices.rounding import rounded
 from holdfast.products import add_product_, linear, multiply_, precision
 
 __all__ = ["KroneckerBlock", "times"]
@@ -75,13 +76,25 @@ class KroneckerBlock:
 
     def times(self, scale: float | Tensor) -> Self:
         """The block times a number."""
-        powers = {name: scale**power for name, power in self.scaled.items()}
-        return self.with_parts({name: self.parts[name] * p for name, p in powers.items()})
+        found = {}
+        for name, power in self.scaled.items():
+            part = self.parts[name]
+            found[name] = self._rounded(part.to(compute_dtype(part)) * scale**power, part.dtype)
+        return self.with_parts(found)
 
     def times_(self, scale: float) -> None:
         """The same in place."""
         for name, power in self.scaled.items():
             self.parts[name].mul_(scale**power)
+
+    def to(self, device: torch.device | str | None, dtype: torch.dtype | None) -> Self:
+        """The same block elsewhere or in another precision, and positive semi-definite there."""
+        parts = {name: part.to(device=device) for name, part in self.parts.items()}
+        return self.with_parts({name: self._rounded(part, dtype) for name, part in parts.items()})
+
+    def _rounded(self, part: Tensor, dtype: torch.dtype | None) -> Tensor:
+        """One of the tensors in another precision: whole factors are matrices, others are free to round."""
+        return rounded(part, dtype) if self.values is None else part.to(dtype=dtype)
 
     def entries(self) -> list[slice]:
         """The ranges of the flat vector it covers."""

@@ -45,6 +45,9 @@ class ThinBlock(KroneckerBlock):
     def scaled(self) -> dict[str, float]:
         return {"outputs": 0.5, "outputs_rest": 1.0}
 
+    def _rounded(self, part: Tensor, dtype: torch.dtype | None) -> Tensor:
+        return part.to(dtype=dtype)  # roots and diagonals: nothing becomes negative
+
     def _multiply(self, out: Tensor, V: Tensor, parts: Mapping[str, Tensor], first: bool) -> None:
         F, H = parts["inputs"], parts["outputs"]
         columns, rows = (parts[f"{name}_rest"] for name in ("inputs", "outputs"))
