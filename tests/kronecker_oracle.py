@@ -126,10 +126,12 @@ def pairs(
 
 
 def factors(found: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """E[a aᵀ] over examples and positions, Σ g gᵀ over rows and positions; (groups, ·, ·) each."""
-    A = torch.stack([torch.einsum("gti,gtj->gij", a, a) for a, _ in found])
+    """E[a aᵀ] over examples and positions with a gradient, Σ g gᵀ over all; (groups, ·, ·) each."""
+    alive = [[t for t in range(g.shape[1]) if bool(g[:, t].any())] for _, g in found]
+    kept = [a[:, t] for (a, _), t in zip(found, alive, strict=True)]
+    A = torch.stack([torch.einsum("gti,gtj->gij", a, a) for a in kept])
     G = torch.stack([torch.einsum("gti,gtj->gij", g, g) for _, g in found])
-    return A.sum(0) / sum(a.shape[1] for a, _ in found), G.sum(0)
+    return A.sum(0) / max(1, sum(map(len, alive))), G.sum(0)
 
 
 def explained(found: list[tuple[Tensor, Tensor]], W: Tensor, matrices: Tensor) -> bool:

@@ -381,6 +381,49 @@ def test_data_of_both_kinds() -> None:
 
 
 @correction
+def test_batches_that_cannot_be_cut(correction: str) -> None:
+    """Their rows are written out one by one, and layers taken from those."""
+    model, columns = network("perceptron"), inputs(4)
+    data = [(*batch, "uncut") for batch in batches(columns, 4)]
+    approximation = hf.Kronecker(correction=correction)
+    found = hf.Regularizer(hf.EWC(), approximation).consolidate(model, data, seed=0).matrix
+    close(found.dense(), expected(model, columns, approximation, unread=("0", "2")))
+
+
+def test_data_of_both_kinds() -> None:
+    """Some rows by inputs and gradients, some written out: the product nearest to the sum of both."""
+    model, columns = network("perceptron"), inputs(4)
+    first, second = (tuple(c[part] for c in columns) for part in (slice(0, 5), slice(5, 9)))
+    recipe = hf.Regularizer(hf.EWC(), hf.Kronecker())
+    found = recipe.consolidate(model, [first, (*second, "uncut")], seed=0).matrix
+    total = 5 * expected(model, first, hf.Kronecker())
+    total = total + 4 * expected(model, second, hf.Kronecker(), unread=("0", "2"))
+    close(found.dense(), oracle.merged(hf.Kronecker(merge="nearest"), total / 9, model))
+    eigen = hf.Regularizer(hf.EWC(), hf.Kronecker(correction="eigen"))
+    corrected = eigen.consolidate(model, [first, (*second, "uncut")], seed=0).matrix
+    close(corrected.trace(), exact(model, columns).trace())
+
+
+@pytest.mark.parametrize("rank", [None, 2])
+def test_padding_has_no_part(rank: int | None) -> None:
+    """Positions that the loss leaves out may hold anything, and there may be any number of them."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+    x, y = torch.randn(9, 2, 4, dtype=torch.float64), torch.randint(0, 3, (9, 2))
+
+    def padded(more: int, value: float) -> Tensor:
+        filled = torch.cat([x, torch.full((9, more, 4), value, dtype=torch.float64)], 1)
+        ignored = torch.cat([y, torch.full((9, more), -100)], 1)
+        batches = [(filled[i : i + 4], ignored[i : i + 4]) for i in range(0, 9, 4)]
+        recipe = hf.Regularizer(hf.EWC(), hf.Kronecker(rank=rank))
+        return recipe.consolidate(model, batches, seed=0).matrix.dense()
+
+    expected = padded(0, 0.0)
+    for more, value in ((3, 0.0), (3, 10.0), (1, -1.0)):
+        close(padded(more, value), expected)
+
+
+@correction
 @pytest.mark.parametrize("size", [1, 64])
 def test_as_a_part_of_others(correction: str, size: int) -> None:
     """In a composite a layer may be cut: its bias belongs to another part, here to a diagonal."""

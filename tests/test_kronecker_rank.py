@@ -311,3 +311,25 @@ def test_whole_products_are_named_as_before() -> None:
     assert "rank" not in to_json(hf.Kronecker())
     assert to_json(hf.Kronecker(rank=8))["rank"] == 8
     assert dataclasses.replace(hf.Kronecker(rank=8), rank=None) == hf.Kronecker()
+
+
+@pytest.mark.parametrize("merge", MERGES)
+@pytest.mark.parametrize("rank", [None, 3, 100])
+def test_half_precision_between_tasks_moves_no_anchor(merge: str, rank: int | None) -> None:
+    """Every task pulls to its own weights: directions that only rounding left must not count as held."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
+    approximation = hf.Kronecker(rank=rank, merge=merge)
+    history = hf.MovingAverage(new=0.25)
+    recipe = hf.Regularizer(hf.EWC(), approximation, 10.0, history, anchor="each")
+    whole = half = None
+    for _ in range(5):
+        x = torch.randn(40, 2) @ torch.randn(2, 8) + 1
+        data = [(x, torch.randint(0, 3, (40,)))]
+        whole = recipe.consolidate(model, data, previous=whole, seed=0)
+        half = recipe.consolidate(model, data, previous=half, seed=0).to(dtype=torch.bfloat16)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.3 * torch.randn_like(parameter)
+        expected = float(whole(model).detach())
+        assert float(half(model).detach()) == pytest.approx(expected, rel=0.1)

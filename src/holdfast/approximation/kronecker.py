@@ -116,7 +116,8 @@ class Kronecker(Approximation):
 
     Several positions per example (words, pixels) are treated as in K-FAC's "expand": a aᵀ is averaged over
     examples and positions, g gᵀ summed over the positions of an example. It is exact for one example with
-    one position, and wherever inputs and gradients are independent.
+    one position, and wherever inputs and gradients are independent. Positions whose gradient is zero, such
+    as padding that the loss leaves out, have no part in the average.
 
     On the paper's perceptron (784-1024-512-256-10) it keeps 2.3 numbers per parameter (3.3 corrected).
     What it costs is in ``results/bench``: a step in ``step.md``, beside another library in ``peers.md``.

@@ -23,7 +23,7 @@ class Factors:
         self.setting, self.layers, self.rank = setting, setting.layers, rank
         both = [self._empty(layer) for layer in range(len(self.layers))]
         self.inputs, self.outputs = [A for A, _ in both], [G for _, G in both]
-        # inputs seen; the gradients of a row's positions add up
+        # inputs that had a gradient; the gradients of a row's positions add up
         self.positions = [0] * len(self.layers)
         self.right: dict[int, Gram] = {}  # Σ Mᵀ M of written-out rows
         self.left: dict[int, Gram] = {}  # Σ M Mᵀ
@@ -38,9 +38,14 @@ class Factors:
         return A, G
 
     def pairs(self, layer: int, inputs: Tensor, gradients: Tensor) -> None:
+        # no row depends on what gets no gradient, such as padding: it has no part in the mean of inputs
+        live = gradients.ne(0).any(3).any(1)  # (b, T)
+        count = int(live.sum())
+        if count < live.numel():
+            inputs = inputs * live[:, None, :, None]
         self.inputs[layer].add(inputs)
         self.outputs[layer].add(gradients)
-        self.positions[layer] += inputs.shape[0] * inputs.shape[2]
+        self.positions[layer] += count
 
     def rows(self, layer: int, rows: Tensor) -> None:
         if layer not in self.left:

@@ -90,7 +90,10 @@ def recentred(
     else:
         A, G = merged.inputs.to(dtype), merged.outputs.to(dtype)
     total, now = _along(one, A, G) + _along(two, A, G), _along(merged, A, G)
-    least = torch.finfo(dtype).eps * total.amax((-2, -1), keepdim=True)
+    held = [part.dtype for block in (one, two, merged) for part in block.parts.values()]
+    # what is smaller is rounding; of numbers that were stored in half precision, which average out
+    eps = max(torch.finfo(dtype).eps, *(torch.finfo(kind).eps / 64 for kind in held))
+    least = eps * total.amax((-2, -1), keepdim=True)
     turned = G[0].mT @ b @ A[0]
     ratio = torch.where(total > least, now / total, torch.zeros_like(total))
     depth = torch.where(total > least, turned.square() / total, torch.zeros_like(total))
