@@ -9,6 +9,7 @@ from torch import Tensor
 import holdfast as hf
 from holdfast import memory
 from holdfast.matrices.kronecker_block import KroneckerBlock
+from holdfast.matrices.thin_block import ThinBlock
 
 
 def matrices() -> dict[str, hf.PSDMatrix]:
@@ -106,3 +107,26 @@ def test_what_is_not_defined_is_refused() -> None:
         hf.frobenius_error(zero, hf.DiagonalMatrix(torch.ones(4)))
     with pytest.raises(ValueError, match="'trace' or 'frobenius'"):
         hf.stable_rank(hf.DiagonalMatrix(torch.ones(4)), "nuclear")  # type: ignore[arg-type]
+
+
+def test_wide_thin_products_need_no_more_than_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest eigenvalue and the stable rank of a layer whose factors, written out, would be large."""
+    torch.manual_seed(0)
+    F, H = (torch.randn(1, 1, n, 3, dtype=torch.float64) for n in (90, 40))
+    d, e = (torch.rand(1, 1, n, dtype=torch.float64) for n in (90, 40))
+    block = ThinBlock(0, None, F, H, inputs_rest=d, outputs_rest=e)
+    matrix = hf.KroneckerMatrix.on([block], torch.zeros(3600, dtype=torch.float64))
+    largest = float(block.spectrum().max())
+    trace, squares = float(matrix.trace()), float(block.spectrum().square().sum())
+    monkeypatch.setattr(ThinBlock, "factors", None)  # n × n entries
+    monkeypatch.setattr(ThinBlock, "spectrum", None)
+    assert hf.analysis.largest_eigenvalue(matrix) == pytest.approx(largest, rel=1e-6)
+    assert hf.stable_rank(matrix) == pytest.approx(trace / largest, rel=1e-6)
+    monkeypatch.undo()
+    assert hf.stable_rank(matrix, "frobenius") == pytest.approx(squares / largest**2, rel=1e-6)
+
+
+def test_a_spectrum_that_does_not_fit_is_refused_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available", lambda _: 500)
+    with pytest.raises(MemoryError, match=r"all eigenvalues of a layer of 2 x 3 needs"):
+        hf.spectrum(matrices()["stacked products"])

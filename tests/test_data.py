@@ -598,6 +598,33 @@ class TestExclusive:
         ):
             pass
 
+    def test_a_file_in_place_of_the_folder_of_all_data(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        for place in ("file", "file/below"):
+            for ask in (mnist.fetch, mnist.missing):
+                with pytest.raises(
+                    MissingData, match=r"file is a file, expected a folder .*--data-dir"
+                ):
+                    ask(tmp_path / place)
+
+    def test_the_home_of_nobody(self) -> None:
+        with pytest.raises(MissingData, match="~nobody-here/x is no folder for data"):
+            cache.root("~nobody-here/x")
+
+    def test_the_cure_names_the_folder_that_is_damaged(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        file = cache.DataFile("name", 3, "")
+        (tmp_path / "mnist").mkdir()
+        (tmp_path / "mnist" / "name").write_bytes(b"12")
+        for usual, cure in (
+            (tmp_path, "fetch mnist`"),
+            ("/", f"fetch mnist --data-dir {tmp_path}`"),
+        ):
+            monkeypatch.setenv("HOLDFAST_DATA", str(usual))
+            with pytest.raises(CorruptData, match=re.escape(cure)):
+                cache.check(tmp_path / "mnist" / "name", file)
+
     def test_a_link_to_nothing_in_place_of_the_folder(self, tmp_path: Path) -> None:
         """It is there for who wants to make it, and gone for everybody else."""
         (tmp_path / "folder").symlink_to(tmp_path / "nothing" / "there")

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.hashing import _PURPOSES, PRIME, Draw, SketchHash, polynomial
+from holdfast.hashing import _PURPOSES, PRIME, Draw, SketchHash, checked_seed, polynomial
 
 element = st.integers(0, PRIME - 1)
 
@@ -153,3 +153,11 @@ def test_ids_name_the_draw() -> None:
     assert one == same
     assert one.id == same.id
     assert SketchHash(49, one.bucket_coefficients, one.sign_coefficients).id != one.id
+
+
+def test_seeds_of_numpy_are_seeds() -> None:
+    assert checked_seed(np.int64(7)) == 7
+    assert type(checked_seed(np.uint8(7))) is int
+    for bad in (-1, True, 0.5, "7", None):
+        with pytest.raises(ValueError, match="seed must be a non-negative integer"):
+            checked_seed(bad)

@@ -356,54 +356,6 @@ def test_sequences_of_different_lengths(correction: str) -> None:
     close(found, truth, 1e-8)
 
 
-@correction
-def test_batches_that_cannot_be_cut(correction: str) -> None:
-    """Their rows are written out one by one, and layers taken from those."""
-    model, columns = network("perceptron"), inputs(4)
-    data = [(*batch, "uncut") for batch in batches(columns, 4)]
-    approximation = hf.Kronecker(correction=correction)
-    found = hf.Regularizer(hf.EWC(), approximation).consolidate(model, data, seed=0).matrix
-    close(found.dense(), expected(model, columns, approximation, unread=("0", "2")))
-
-
-def test_data_of_both_kinds() -> None:
-    """Some rows by inputs and gradients, some written out: the product nearest to the sum of both."""
-    model, columns = network("perceptron"), inputs(4)
-    first, second = (tuple(c[part] for c in columns) for part in (slice(0, 5), slice(5, 9)))
-    recipe = hf.Regularizer(hf.EWC(), hf.Kronecker())
-    found = recipe.consolidate(model, [first, (*second, "uncut")], seed=0).matrix
-    total = 5 * expected(model, first, hf.Kronecker())
-    total = total + 4 * expected(model, second, hf.Kronecker(), unread=("0", "2"))
-    close(found.dense(), oracle.merged(hf.Kronecker(merge="nearest"), total / 9, model))
-    eigen = hf.Regularizer(hf.EWC(), hf.Kronecker(correction="eigen"))
-    corrected = eigen.consolidate(model, [first, (*second, "uncut")], seed=0).matrix
-    close(corrected.trace(), exact(model, columns).trace())
-
-
-@correction
-def test_batches_that_cannot_be_cut(correction: str) -> None:
-    """Their rows are written out one by one, and layers taken from those."""
-    model, columns = network("perceptron"), inputs(4)
-    data = [(*batch, "uncut") for batch in batches(columns, 4)]
-    approximation = hf.Kronecker(correction=correction)
-    found = hf.Regularizer(hf.EWC(), approximation).consolidate(model, data, seed=0).matrix
-    close(found.dense(), expected(model, columns, approximation, unread=("0", "2")))
-
-
-def test_data_of_both_kinds() -> None:
-    """Some rows by inputs and gradients, some written out: the product nearest to the sum of both."""
-    model, columns = network("perceptron"), inputs(4)
-    first, second = (tuple(c[part] for c in columns) for part in (slice(0, 5), slice(5, 9)))
-    recipe = hf.Regularizer(hf.EWC(), hf.Kronecker())
-    found = recipe.consolidate(model, [first, (*second, "uncut")], seed=0).matrix
-    total = 5 * expected(model, first, hf.Kronecker())
-    total = total + 4 * expected(model, second, hf.Kronecker(), unread=("0", "2"))
-    close(found.dense(), oracle.merged(hf.Kronecker(merge="nearest"), total / 9, model))
-    eigen = hf.Regularizer(hf.EWC(), hf.Kronecker(correction="eigen"))
-    corrected = eigen.consolidate(model, [first, (*second, "uncut")], seed=0).matrix
-    close(corrected.trace(), exact(model, columns).trace())
-
-
 @pytest.mark.parametrize("rank", [None, 2])
 def test_padding_has_no_part(rank: int | None) -> None:
     """Positions that the loss leaves out may hold anything, and there may be any number of them."""
@@ -421,6 +373,30 @@ def test_padding_has_no_part(rank: int | None) -> None:
     expected = padded(0, 0.0)
     for more, value in ((3, 0.0), (3, 10.0), (1, -1.0)):
         close(padded(more, value), expected)
+
+
+@correction
+def test_batches_that_cannot_be_cut(correction: str) -> None:
+    """Their rows are written out one by one, and layers taken from those."""
+    model, columns = network("perceptron"), inputs(4)
+    data = [(*batch, "uncut") for batch in batches(columns, 4)]
+    approximation = hf.Kronecker(correction=correction)
+    found = hf.Regularizer(hf.EWC(), approximation).consolidate(model, data, seed=0).matrix
+    close(found.dense(), expected(model, columns, approximation, unread=("0", "2")))
+
+
+def test_data_of_both_kinds() -> None:
+    """Some rows by inputs and gradients, some written out: the product nearest to the sum of both."""
+    model, columns = network("perceptron"), inputs(4)
+    first, second = (tuple(c[part] for c in columns) for part in (slice(0, 5), slice(5, 9)))
+    recipe = hf.Regularizer(hf.EWC(), hf.Kronecker())
+    found = recipe.consolidate(model, [first, (*second, "uncut")], seed=0).matrix
+    total = 5 * expected(model, first, hf.Kronecker())
+    total = total + 4 * expected(model, second, hf.Kronecker(), unread=("0", "2"))
+    close(found.dense(), oracle.merged(hf.Kronecker(merge="nearest"), total / 9, model))
+    eigen = hf.Regularizer(hf.EWC(), hf.Kronecker(correction="eigen"))
+    corrected = eigen.consolidate(model, [first, (*second, "uncut")], seed=0).matrix
+    close(corrected.trace(), exact(model, columns).trace())
 
 
 @correction

@@ -263,6 +263,23 @@ def test_a_part_that_is_compiled() -> None:
     torch.testing.assert_close(found, W.T @ W / len(W), rtol=1e-8, atol=1e-12)
 
 
+@pytest.mark.parametrize("how", ["wrapped", "in place", "the whole in place"])
+def test_what_is_compiled_by_consolidating_gives_what_is_not_compiled(how: str) -> None:
+    """The first pass that a compiled part sees is like all later ones, and it comes back compiled."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    data = batches(3, 4, 6)
+    expected = consolidate(hf.Kronecker(), model, data).dense()
+    if how == "wrapped":
+        model[0] = torch.compile(model[0], backend="eager")
+    else:
+        (model[0] if how == "in place" else model).compile(backend="eager")
+    parts = [(m, m._compiled_call_impl) for m in model.modules()]
+    for _ in range(2):
+        assert torch.equal(consolidate(hf.Kronecker(), model, data).dense(), expected)
+        assert [(m, m._compiled_call_impl) for m in model.modules()] == parts
+
+
 class Bag(nn.Module):
     """Texts of unlike lengths, their words one after the other."""
 

@@ -98,6 +98,13 @@ def test_what_is_not_a_model_is_named(model: Any) -> None:
             call(model)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_torchscript_is_refused_by_name() -> None:
+    model = torch.jit.trace(nn.Linear(5, 3).double(), torch.ones(1, 5).double())
+    with pytest.raises(TypeError, match="model is TorchScript"):
+        hf.Regularizer().consolidate(model, _data())
+
+
 def test_a_rule_that_cannot_be_stored_is_refused_before_the_data_is_read() -> None:
     class Plain(hf.Importance):
         def potentials(

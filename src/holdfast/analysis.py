@@ -16,11 +16,11 @@ from holdfast.matrices import (
     SumMatrix,
     kronecker_sums,
 )
-from holdfast.matrices.nested import NestedMatrix
 
 __all__ = ["frobenius_error", "inner", "largest_eigenvalue", "spectrum", "stable_rank"]
 
 _SMALL = 2048  # entries a side up to which a matrix may be written out
+_INSTEAD = "largest_eigenvalue, trace and frobenius_error need no more memory than the matrix"
 
 
 def inner(a: PSDMatrix, b: PSDMatrix) -> float:
@@ -82,15 +82,17 @@ def spectrum(matrix: PSDMatrix) -> Tensor:
     elif isinstance(matrix, BlockDiagonalMatrix):
         values = torch.cat([torch.linalg.eigvalsh(s.double()).flatten() for s in matrix.stacks])
     elif isinstance(matrix, KroneckerMatrix):
+        for block in matrix.blocks:
+            _, _, groups, outputs, columns = block.place
+            side = outputs * columns if len(block.inputs) > 1 else max(outputs, columns)
+            what = f"all eigenvalues of a layer of {outputs} x {columns}"
+            memory.require(what, 3 * 8 * groups * side**2, matrix.device, _INSTEAD)
         values = torch.cat([matrix.rest.double(), *(b.spectrum() for b in matrix.blocks)])
     elif isinstance(matrix, PartsMatrix):
         values = torch.cat([spectrum(part) for part in matrix.parts])
         values = torch.cat([values, values.new_zeros(matrix.dim - len(values))])
     else:
-        advice = (
-            "largest_eigenvalue, trace and frobenius_error need no more memory than the matrix"
-        )
-        memory.require(f"all of {matrix!r}", 8 * matrix.dim**2, matrix.device, advice)
+        memory.require(f"all of {matrix!r}", 8 * matrix.dim**2, matrix.device, _INSTEAD)
         values = torch.linalg.eigvalsh(matrix.dense().double())
     return values.clamp(min=0).sort(descending=True).values
 
@@ -99,8 +101,8 @@ def largest_eigenvalue(matrix: PSDMatrix) -> float:
     """λ₁; by Lanczos iterations where all eigenvalues would need the matrix written out."""
     if isinstance(matrix, PartsMatrix):
         return max(largest_eigenvalue(part) for part in matrix.parts)
-    stacked = isinstance(matrix, KroneckerMatrix) and matrix.terms > 1
-    if matrix.dim > _SMALL and (stacked or isinstance(matrix, SumMatrix)):
+    products = isinstance(matrix, KroneckerMatrix) and (matrix.terms > 1 or matrix.thin)
+    if matrix.dim > _SMALL and (products or isinstance(matrix, SumMatrix)):
         return _lanczos(matrix)
     return float(spectrum(matrix)[0])
 
@@ -143,9 +145,6 @@ def stable_rank(matrix: PSDMatrix, definition: Literal["trace", "frobenius"] = "
     largest = largest_eigenvalue(matrix)
     if largest == 0:
         raise ValueError("the matrix is zero: its stable rank is not defined")
-    if isinstance(matrix, NestedMatrix):
-        trace, squares = float(matrix.diagonal().double().sum()), inner(matrix, matrix)
-    else:
-        values = spectrum(matrix)
-        trace, squares = float(values.sum()), float(values.square().sum())
-    return trace / largest if definition == "trace" else squares / largest**2
+    if definition == "frobenius":
+        return inner(matrix, matrix) / largest**2
+    return float(matrix.diagonal().double().sum()) / largest

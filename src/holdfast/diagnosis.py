@@ -15,7 +15,7 @@ from holdfast.approximation.base import positive
 from holdfast.batches import forward as default_forward
 from holdfast.batches import has_labels, move
 from holdfast.configuration import from_json
-from holdfast.hashing import Draw
+from holdfast.hashing import Draw, checked_seed
 from holdfast.history import History
 from holdfast.importance import Importance, Loss
 from holdfast.parameters import ParameterSpace, unwrap
@@ -118,8 +118,7 @@ def diagnose(
     if not 0 < target < 1:
         raise ValueError(f"target must lie in (0, 1), got {target}")
     positive("limit", limit)
-    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        raise ValueError(f"seed must be a non-negative integer, got {seed!r}")
+    seed = checked_seed(seed)
     if importance is None:
         rule = penalty.recipe.get("importance", {})
         if rule.get("name") not in ("ewc", "mas", "scp"):

@@ -5,15 +5,16 @@ k-wise independent. With p = 2³¹ - 1 every product stays below 2⁶², so ``in
 """
 
 import hashlib
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["PRIME", "Draw", "SketchHash", "polynomial"]
+__all__ = ["PRIME", "Draw", "SketchHash", "checked_seed", "polynomial"]
 
 PRIME = 2**31 - 1  # a Mersenne prime; (p - 1)² + p < 2⁶³
 
@@ -28,6 +29,13 @@ _PURPOSES = {
     "entries": 6,
     "test_matrix": 7,
 }
+
+
+def checked_seed(seed: Any) -> int:
+    """A seed as a plain integer; NumPy's integers are as good."""
+    if isinstance(seed, bool) or not hasattr(seed, "__index__") or operator.index(seed) < 0:
+        raise ValueError(f"seed must be a non-negative integer, got {seed!r}")
+    return operator.index(seed)
 
 
 @dataclass(frozen=True)

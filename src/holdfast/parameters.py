@@ -25,6 +25,10 @@ def unwrap(model: nn.Module) -> nn.Module:
     if not isinstance(model, nn.Module):
         got = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
         raise TypeError(f"model must be a torch.nn.Module, got {got}; pass the network itself")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError(
+            "model is TorchScript, which cannot be looked into; pass the torch.nn.Module it was made from"
+        )
     parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
     while True:
         if isinstance(model, parallel):

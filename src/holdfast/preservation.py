@@ -11,6 +11,8 @@ from torch import nn
 
 __all__ = ["neutral", "preserved"]
 
+_COMPILED = "_orig_mod"  # what a compiled module calls the one it was made from
+
 
 @contextlib.contextmanager
 def neutral(device: torch.device) -> Iterator[None]:
@@ -26,7 +28,8 @@ def preserved(model: nn.Module, device: torch.device) -> Iterator[None]:
     Modes, buffers, ``.grad`` and the state of every global random generator are restored, also when
     the body raises. Inside, autocast is off (rows do not depend on the caller's precision context) and
     so are hooks on parameters: an optimiser that steps inside ``backward`` would train on what is only
-    looked at, and a mask would be seen by some approximations and not by others.
+    looked at, and a mask would be seen by some approximations and not by others. Compiled parts run
+    as they were written: what a first pass compiles is not what later ones run.
     """
     modes = [(module, module.training) for module in model.modules()]
     grads = [(parameter, parameter.grad) for parameter in model.parameters()]
@@ -36,6 +39,7 @@ def preserved(model: nn.Module, device: torch.device) -> Iterator[None]:
         torch.random.fork_rng(devices=devices),
         neutral(device),
         torch.enable_grad(),
+        _uncompiled(model),
         _buffers_restored(model),
         _without_hooks([parameter for parameter, _ in grads]),
     ):
@@ -68,6 +72,33 @@ def _buffers_restored(model: nn.Module) -> Iterator[None]:
             for buffer, before in contents:
                 if not torch.equal(buffer, before):
                     buffer.copy_(before)
+
+
+@contextlib.contextmanager
+def _uncompiled(model: nn.Module) -> Iterator[None]:
+    """Parts that ``torch.compile`` wraps, or that compile themselves, are plain modules inside."""
+    modules = list(model.modules())
+    wrapped = [
+        (parent, name, part)
+        for parent in modules
+        for name, part in parent._modules.items()
+        if part is not None and _COMPILED in part._modules and name != _COMPILED
+    ]
+    in_place = [(m, m._compiled_call_impl) for m in modules if m._compiled_call_impl is not None]
+    try:
+        for parent, name, part in wrapped:
+            plain = part
+            while _COMPILED in plain._modules:
+                plain = plain._modules[_COMPILED]
+            parent._modules[name] = plain
+        for module, _ in in_place:
+            module._compiled_call_impl = None
+        yield
+    finally:
+        for parent, name, part in wrapped:
+            parent._modules[name] = part
+        for module, compiled in in_place:
+            module._compiled_call_impl = compiled
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from holdfast.approximation import (
 )
 from holdfast.approximation.base import positive
 from holdfast.configuration import to_json
-from holdfast.hashing import Draw
+from holdfast.hashing import Draw, checked_seed
 from holdfast.history import History, Sum
 from holdfast.importance import EWC, Importance, Loss
 from holdfast.matrices import Offset, PSDMatrix
@@ -131,10 +131,7 @@ class Regularizer:
         """
         if limit is not None:
             positive("limit", limit, "or None for all examples")
-        if seed is None:
-            seed = secrets.randbits(63)
-        elif not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-            raise ValueError(f"seed must be a non-negative integer, got {seed!r}")
+        seed = secrets.randbits(63) if seed is None else checked_seed(seed)
         if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
             raise TypeError(
                 f"data is a {type(data).__name__}, which yields one example at a time; expected batches: "

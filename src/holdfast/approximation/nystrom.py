@@ -10,7 +10,7 @@ from torch import Tensor
 
 from holdfast.approximation.base import Approximation, Setting, positive, rows_at_once
 from holdfast.approximation.count_sketch import check_merge, stack
-from holdfast.hashing import Draw
+from holdfast.hashing import Draw, checked_seed
 from holdfast.matrices import FactoredMatrix, Offset, PSDMatrix
 from holdfast.rows import RowBatch
 
@@ -63,8 +63,7 @@ class Nystrom(Approximation):
 
     def __post_init__(self) -> None:
         positive("size", self.size)
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:
-            raise ValueError(f"seed must be a non-negative integer, got {self.seed!r}")
+        object.__setattr__(self, "seed", checked_seed(self.seed))
         check_merge(self.merge)
 
     def _drawn(self, like: Tensor, dim: int) -> Iterator[tuple[slice, Tensor]]:

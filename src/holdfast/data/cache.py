@@ -56,11 +56,29 @@ class DataFile:
 
 
 def root(explicit: str | Path | None = None) -> Path:
-    """The folder of all data sets: as given, else ``$HOLDFAST_DATA``, else the platform's cache folder."""
-    if explicit is not None:
-        return Path(explicit).expanduser()
-    if os.environ.get(VARIABLE):
-        return Path(os.environ[VARIABLE]).expanduser()
+    """The folder of all data sets: as given, else ``$HOLDFAST_DATA``, else the platform's cache folder.
+
+    Raises:
+        MissingData: It cannot be a folder.
+    """
+    given = explicit if explicit is not None else os.environ.get(VARIABLE)
+    try:
+        folder = Path(given).expanduser() if given else _default()
+    except RuntimeError as error:  # ~somebody
+        raise MissingData(f"{given} is no folder for data: {error}") from error
+    for place in (folder, *folder.parents):
+        if os.path.exists(place):  # False also where nobody may look
+            if not place.is_dir():
+                raise MissingData(
+                    f"{place} is a file, expected a folder for data sets; choose another one with "
+                    f"--data-dir or {VARIABLE}"
+                )
+            break
+    return folder
+
+
+def _default() -> Path:
+    """The folder for data that can be fetched again."""
     if sys.platform == "win32":
         base = Path(os.environ.get("LOCALAPPDATA", "~/AppData/Local"))
     elif sys.platform == "darwin":
@@ -102,9 +120,10 @@ def check(path: Path, file: DataFile) -> None:
 
 def _cure(path: Path) -> str:
     """What to do about a bad file."""
-    return (
-        f"it is not used: delete it, or replace it with `holdfast data fetch {path.parent.name}`"
-    )
+    command, folder = f"holdfast data fetch {path.parent.name}", path.parent.parent
+    if folder != root():
+        command += f" --data-dir {folder}"
+    return f"it is not used: delete it, or replace it with `{command}`"
 
 
 @contextlib.contextmanager

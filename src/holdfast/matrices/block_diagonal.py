@@ -58,7 +58,9 @@ class BlockDiagonalMatrix(PSDMatrix):
 
     def __rmul__(self, scale: float) -> Self:
         scaled = (weight(scale) * s.to(compute_dtype(s)) for s in self.stacks)
-        return type(self)([rounded(s, old.dtype) for s, old in zip(scaled, self.stacks, strict=True)])
+        return type(self)(
+            [rounded(s, old.dtype) for s, old in zip(scaled, self.stacks, strict=True)]
+        )
 
     def __add__(self, other: "BlockDiagonalMatrix") -> "BlockDiagonalMatrix":
         return BlockDiagonalMatrix([a + b for a, b in zip(self.stacks, other.stacks, strict=True)])

@@ -69,6 +69,11 @@ class KroneckerMatrix(PSDMatrix):
         """Kronecker products that are summed in a block; 0 without blocks."""
         return max((len(block.inputs) for block in self.blocks), default=0)
 
+    @property
+    def thin(self) -> bool:
+        """Whether factors are a low rank and a diagonal."""
+        return any(isinstance(block, ThinBlock) for block in self.blocks)
+
     def like(self, other: "KroneckerMatrix") -> bool:
         """Whether both have blocks at the same places."""
         return self.dim == other.dim and [b.place for b in self.blocks] == [

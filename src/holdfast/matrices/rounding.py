@@ -1,8 +1,8 @@
 """Positive semi-definite matrices in half precision.
 
-Rounding entry by entry adds an error with eigenvalues of either sign: directions that are free become negative, and
-an optimiser follows them without end. So the diagonal is raised, by the same share everywhere and by no more
-than it takes; what is zero stays zero.
+Rounding entry by entry adds an error with eigenvalues of either sign: directions that are free become
+negative, and an optimiser follows them without end. So the diagonal is raised, by the same share everywhere
+and by no more than it takes; what is zero stays zero.
 """
 
 import torch
