@@ -7,13 +7,14 @@ import pytest
 
 from fake_results import made_up
 from holdfast import report
-from holdfast.approximation import BlockDiagonal, CountSketch
+from holdfast.approximation import BlockDiagonal, CountSketch, Diagonal, LowRank
 from holdfast.experiment import Experiment, Storage
 from holdfast.history import MovingAverage, Sum
 from holdfast.recipes import RECIPES
 from holdfast.report.loading import read
 from holdfast.report.naming import names
 from holdfast.report.standard import main_history
+from holdfast.report.tasks import scale
 from holdfast.settings import change_all
 from holdfast.streams import CIFAR100Shift
 
@@ -154,6 +155,11 @@ def test_names_say_what_differs_and_nothing_else(tmp_path: Path) -> None:
             "--preset fair --seeds 3 && holdfast reproduce permuted-mnist --preset fair --seeds 1 "
             "--epochs 5",
         ),
+        (
+            [({}, 3), ({"approximation": Diagonal()}, 5), ({"approximation": LowRank(50)}, 3)],
+            "--preset fair --seeds 3 && holdfast reproduce permuted-mnist --preset fair --seeds 5 "
+            "--only diagonal",
+        ),
     ],
 )
 def test_the_command_makes_what_is_shown(
@@ -164,6 +170,14 @@ def test_the_command_makes_what_is_shown(
     study = read(tmp_path)
     assert study.command("fair") == f"holdfast reproduce permuted-mnist {command}"
     assert study.command() == "holdfast reproduce permuted-mnist"
+
+
+def test_the_scale_says_how_many_seeds_every_method_has(tmp_path: Path) -> None:
+    save(tmp_path, example(), 3)
+    save(tmp_path, example(approximation=Diagonal()), 5)
+    assert scale(read(tmp_path)).rows[0][-1].text == "3–5"
+    save(tmp_path, example(), 5)
+    assert scale(read(tmp_path)).rows[0][-1].text == "5"
 
 
 def test_the_command_of_another_network_and_stream(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from holdfast.experiment import Experiment
 from holdfast.jobs import Job, RunExperiment
 from holdfast.settings import change_all
 
-__all__ = ["Recipe", "Request", "Score"]
+__all__ = ["ENDS", "Recipe", "Request", "Score"]
 
 ENDS = "ends"  # the two ends of the scale: no regularizer, joint training
 

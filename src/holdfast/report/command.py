@@ -6,6 +6,7 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from holdfast.recipes import RECIPES
+from holdfast.recipes.recipe import ENDS
 from holdfast.report.selection import cell
 from holdfast.report.settings import Setting
 from holdfast.report.standard import usual
@@ -50,17 +51,25 @@ def command(
 
 
 def _lines(start: str, settings: Sequence[Setting], searched: Container[str]) -> list[str]:
-    """A command per set of options, the recipe's own scale first."""
-    seeds: dict[tuple[str, ...], int] = {}
+    """A command per set of options, the recipe's own scale first; one more for methods with more seeds."""
+    seeds: dict[tuple[str, ...], dict[str, int]] = {}
     for setting in settings:
         options = _options(setting)
         if setting.storage != "float32" and cell(setting) in searched:
             options += ("--set", f"storage={setting.storage}")
-        seeds[options] = max(seeds.get(options, 0), len(setting.runs))
-    lines = [
-        " ".join([start, *([] if "--smoke" in options else ["--seeds", str(count)]), *options])
-        for options, count in sorted(seeds.items(), key=lambda item: (len(item[0]), item[0]))
-    ]
+        counts = seeds.setdefault(options, {})
+        name = setting.approximation or ENDS
+        counts[name] = max(counts.get(name, 0), len(setting.runs))
+    lines = []
+    for options, counts in sorted(seeds.items(), key=lambda item: (len(item[0]), item[0])):
+        if "--smoke" in options:
+            lines.append(" ".join([start, *options]))
+            continue
+        least, most = min(counts.values()), max(counts.values())
+        lines.append(" ".join([start, "--seeds", str(least), *options]))
+        if most > least:
+            chosen = [f"--only {name}" for name in sorted(counts) if counts[name] > least]
+            lines.append(" ".join([start, "--seeds", str(most), *chosen, *options]))
     return lines or [start]
 
 

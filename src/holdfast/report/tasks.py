@@ -39,7 +39,7 @@ def scale(study: Study) -> Table:
                 stream.learnt,
                 training["batch_size"],
             )
-            sizes.setdefault(key, set()).update(setting.seeds)
+            sizes.setdefault(key, set()).add(len(setting.seeds))
         for (tasks, lr, epochs, images, batch), seeds in sorted(sizes.items()):
             rows.append(
                 [
@@ -49,7 +49,7 @@ def scale(study: Study) -> Table:
                     Cell(images, images),
                     Cell(str(batch), batch),
                     Cell(f"{lr:g}", lr),
-                    Cell(str(len(seeds)), len(seeds)),
+                    Cell("–".join(map(str, sorted({min(seeds), max(seeds)}))), max(seeds)),
                 ]
             )
     columns = [
@@ -59,7 +59,7 @@ def scale(study: Study) -> Table:
         Column("Training examples", help="Of a task; the others of its data set are held out"),
         Column("Batch"),
         Column("Learning rate"),
-        Column("Seeds", help="At least one method was run with"),
+        Column("Seeds", help="From the method with the fewest to that with the most"),
     ]
     return Table("scale", "The scale of every number below", columns, rows)
 
