@@ -89,7 +89,7 @@ def _uncompiled(model: nn.Module) -> Iterator[None]:
         for parent, name, part in wrapped:
             plain = part
             while _COMPILED in plain._modules:
-                plain = plain._modules[_COMPILED]
+                plain = plain.get_submodule(_COMPILED)
             parent._modules[name] = plain
         for module, _ in in_place:
             module._compiled_call_impl = None

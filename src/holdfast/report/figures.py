@@ -24,6 +24,7 @@ __all__ = [
     "COLOURS",
     "STYLE",
     "colour",
+    "focus",
     "height",
     "legend",
     "line",
@@ -105,6 +106,14 @@ def tidy(axes: "Axes", *, grid: Literal["x", "y", "both"] = "y") -> None:
     axes.set_axisbelow(True)
     axes.tick_params(length=3)
     axes.grid(visible=True, axis=grid)
+
+
+def focus(axes: "Axes", held: Iterable[float]) -> None:
+    """End the axes below what is held: what holds nothing may lie far below, and is in the legend."""
+    values = list(held)
+    if values:
+        low = min(values) - max(max(values) - min(values), 2.0)
+        axes.set_ylim(bottom=max(axes.get_ylim()[0], low))
 
 
 def wrapped(name: str) -> str:

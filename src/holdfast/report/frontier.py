@@ -9,7 +9,7 @@ from holdfast.report.blocks import Block, Column, Figure, Section, Table, amount
 from holdfast.report.budgets import best_at_every_budget
 from holdfast.report.choice import choice
 from holdfast.report.comparison import count, method, statistics, strength
-from holdfast.report.figures import colour, height, legend, line, panel, tidy
+from holdfast.report.figures import colour, focus, height, legend, line, panel, tidy
 from holdfast.report.loading import Study
 from holdfast.report.measures import (
     finals,
@@ -167,10 +167,7 @@ def _memory(
             label = f"{named[setting]} {mean:.1f}"
             width = 0.8 + 0.8 * _lengths(settings).index(epochs(setting))
             axes.axhline(mean, color=colour(None), ls=line(setting), lw=width, label=label)
-    held = [mean_accuracy(s) for s in settings if s.approximation is not None]
-    if held:  # what is held is what is compared
-        low = min(held) - max(max(held) - min(held), 2.0)
-        axes.set_ylim(bottom=max(axes.get_ylim()[0], low))
+    focus(axes, (mean_accuracy(s) for s in settings if s.approximation is not None))
     axes.set_xscale("log")
     least = min((floats(s) for s in settings if floats(s) > 0), default=1.0)
     ticks = [tick for tick in _TICKS if tick >= least / 2]

@@ -10,7 +10,17 @@ from numpy.typing import NDArray
 from holdfast import metrics
 from holdfast.report.blocks import Figure
 from holdfast.report.comparison import printed
-from holdfast.report.figures import COLOURS, colour, height, legend, line, panel, tidy, wrapped
+from holdfast.report.figures import (
+    COLOURS,
+    colour,
+    focus,
+    height,
+    legend,
+    line,
+    panel,
+    tidy,
+    wrapped,
+)
 from holdfast.report.loading import Study
 from holdfast.report.measures import difference, finals, summary
 from holdfast.report.naming import names
@@ -205,18 +215,21 @@ def curves(study: Study, preset: str) -> Figure | None:
         f"Average accuracy after every epoch: {preset}",
         panels,
         "Mean over seeds of the average accuracy on the tasks seen so far; shaded: one standard "
-        "deviation. Vertical: a new task begins. In the legend: the average accuracy at the end.",
+        "deviation. Vertical: a new task begins. In the legend: the average accuracy at the end, also of "
+        "what holds nothing and leaves the picture below.",
     )
 
 
 def _curves(canvas: "Canvas", settings: Sequence[Setting], title: str) -> None:
     axes = canvas.subplots()
     named = names(settings)
+    held: list[float] = []
     for setting in settings:
         ends = np.cumsum([len(epochs) for epochs in setting.runs[0].result.accuracy])
         x = _shown(ends)
         values = np.array([_curve(run.result.accuracy, x) for run in setting.runs])
         mean = values.mean(axis=0)
+        held += mean.tolist() if setting.approximation is not None else []
         shade = colour(setting.approximation, setting.rank)
         strong = setting.approximation == "count_sketch"
         name = f"{named[setting]} {mean[-1]:.1f}"
@@ -230,6 +243,7 @@ def _curves(canvas: "Canvas", settings: Sequence[Setting], title: str) -> None:
         axes.axvline(end + 0.5, color=SOFT, lw=0.8, ls=":", zorder=1)
     axes.set_xlim(left=1)
     axes.set_ylim(top=101)
+    focus(axes, held)
     axes.set_xlabel("epoch")
     axes.set_ylabel("average accuracy, %")
     axes.set_title(title)

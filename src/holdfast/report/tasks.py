@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.report.blocks import Cell, Column, Figure, Table
-from holdfast.report.figures import COLOURS, colour, height, legend, line, panel, tidy
+from holdfast.report.figures import COLOURS, colour, focus, height, legend, line, panel, tidy
 from holdfast.report.loading import Study
 from holdfast.report.naming import names
 from holdfast.report.settings import Setting, words
@@ -92,7 +92,8 @@ def at_the_end(study: Study, preset: str) -> Figure | None:
         f"Each task after the last one: {preset}",
         panels,
         "Test accuracy of each task when all are learnt; mean over seeds, shaded: one standard "
-        "deviation. On the left what is forgotten, on the right what could not be learnt.",
+        "deviation. On the left what is forgotten, on the right what could not be learnt. What holds nothing "
+        "may leave the picture below.",
     )
 
 
@@ -115,6 +116,7 @@ def _tasks(canvas: "Canvas", ends: dict[Setting, NDArray[np.float64]], title: st
             line(setting),
             "o",
         )
+    focus(axes, np.ravel([v.mean(axis=0) for s, v in ends.items() if s.approximation is not None]))
     axes.set_xlabel("task")
     axes.set_ylabel("accuracy at the end, %")
     axes.set_xticks(x)
