@@ -168,6 +168,8 @@ def test_twenty_tasks_use_the_strengths_of_ten() -> None:
         assert e.preset == ("twenty-tasks" if e.role == "report" else "fair")
     searched = {e.id for e in experiments if e.role == "tune"}
     assert searched <= {e.id for e in runs("permuted-mnist", "fair")}
+    kinds = {type(e.regularizer.approximation).__name__ for e in experiments if e.regularizer}
+    assert kinds == {"Kronecker", "Diagonal", "CountSketch", "LowRank"}  # the winner among them
 
 
 class TestCIFAR:
