@@ -76,27 +76,21 @@ def _buffers_restored(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _uncompiled(model: nn.Module) -> Iterator[None]:
-    """Parts that ``torch.compile`` wraps, or that compile themselves, are plain modules inside."""
+    """Parts that ``torch.compile`` wraps, or that compile themselves, run as plain modules inside."""
     modules = list(model.modules())
-    wrapped = [
-        (parent, name, part)
-        for parent in modules
-        for name, part in parent._modules.items()
-        if part is not None and _COMPILED in part._modules and name != _COMPILED
-    ]
+    wrapped = [(m, m.__dict__.get("forward")) for m in modules if _COMPILED in m._modules]
     in_place = [(m, m._compiled_call_impl) for m in modules if m._compiled_call_impl is not None]
     try:
-        for parent, name, part in wrapped:
-            plain = part
-            while _COMPILED in plain._modules:
-                plain = plain.get_submodule(_COMPILED)
-            parent._modules[name] = plain
+        for module, _ in wrapped:
+            module.__dict__["forward"] = module.get_submodule(_COMPILED).__call__
         for module, _ in in_place:
             module._compiled_call_impl = None
         yield
     finally:
-        for parent, name, part in wrapped:
-            parent._modules[name] = part
+        for module, forward in wrapped:
+            module.__dict__.pop("forward")
+            if forward is not None:
+                module.__dict__["forward"] = forward
         for module, compiled in in_place:
             module._compiled_call_impl = compiled
 
