@@ -1,6 +1,7 @@
 """A step with a penalty, in one read of the factor: equal to adding the gradient and stepping."""
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 import holdfast as hf
 from holdfast import kernels, penalised_step
 from holdfast.adam import FlatAdam
-from holdfast.matrices import FactoredMatrix
+from holdfast.matrices import FactoredMatrix, SumMatrix
 from holdfast.models import MLP
 from holdfast.penalised_step import penalised
 from holdfast.penalty import Penalty
@@ -21,11 +22,17 @@ SHAPE = MLP(
 )  # 3,000 parameters: one block of columns and a part of one
 
 
-def held(rows: int, dtype: torch.dtype = torch.float32, anchor: str = "latest") -> Penalty:
-    """A penalty of two tasks, whose factor is stored in ``dtype``."""
+def held(
+    approximation: hf.Approximation | int,
+    dtype: torch.dtype = torch.float32,
+    anchor: str = "latest",
+) -> Penalty:
+    """A penalty of two tasks, stored in ``dtype``; a number stands for a low rank of so many rows."""
     model = SHAPE.build(0)
+    if isinstance(approximation, int):
+        approximation = hf.LowRank(approximation)
     recipe = hf.Regularizer(
-        hf.EWC(), hf.LowRank(rows), strength=30.0, history=hf.Sum(), anchor=anchor
+        hf.EWC(), approximation, strength=30.0, history=hf.Sum(), anchor=anchor
     )
     penalty = recipe.consolidate(model, [(X, Y)], progress=False)
     with torch.no_grad():
@@ -64,6 +71,39 @@ def test_fused_is_gradient_then_step(
     assert how == "function"
     free, _ = trained(dataclasses.replace(penalty, strength=0.0))
     assert (fused - plain).norm() < 2e-3 * (plain - free).norm()
+
+
+@pytest.mark.parametrize(
+    "approximation",
+    [hf.DiagonalPlusLowRank(rank=5), hf.KroneckerPlusLowRank(rank=5)],
+    ids=lambda a: type(a).__name__,
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("anchor", ["latest", "each"])
+def test_the_factor_of_a_sum_is_read_once(
+    approximation: hf.Approximation,
+    dtype: torch.dtype,
+    anchor: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    penalty = held(approximation, dtype, anchor)
+    assert any(isinstance(part, FactoredMatrix) for part in penalty.matrix.parts)
+    fused, how = trained(penalty)
+    assert how == "_FusedStep"
+    monkeypatch.setattr(kernels, "library", lambda: None)
+    plain, how = trained(penalty)
+    assert how == "function"
+    for place in range(len(penalty.matrix.parts)):  # every summand has a say
+        assert (fused - plain).norm() < 0.02 * (plain - trained(without(penalty, place))[0]).norm()
+
+
+def without(penalty: Penalty, place: int) -> Penalty:
+    """The penalty without one summand."""
+    parts = list(penalty.matrix.parts)
+    offsets = penalty.matrix.offsets(penalty.offset)
+    del parts[place], offsets[place]
+    offset = tuple(itertools.chain(*offsets))
+    return dataclasses.replace(penalty, matrix=SumMatrix(parts), offset=offset)
 
 
 def test_threads_and_columns_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
