@@ -1,6 +1,7 @@
 """Running an experiment: deterministic, complete, and true to its fields."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,6 +47,17 @@ def test_a_run_is_complete_and_can_be_saved(tmp_path: Any) -> None:
     # a factor of 8 rows and the anchor
     assert result.floats_per_parameter == pytest.approx(9)
     assert result.penalty_bytes == 9 * 4 * 82
+
+
+def test_a_long_stream_is_tested_on_what_was_seen_and_the_next_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = execute(experiment())
+    monkeypatch.setattr("holdfast.execution.AHEAD", 2)
+    result = execute(experiment())
+    assert result.test == [whole.test[0][:2], whole.test[1], whole.test[2]]
+    assert (result.accuracy, result.validation) == (whole.accuracy, whole.validation)
+    assert results.load(result.save(tmp_path)) == result
 
 
 def test_a_search_never_sees_test_data(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

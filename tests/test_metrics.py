@@ -41,6 +41,19 @@ def test_metrics_are_their_definitions(R: list[list[float]]) -> None:
     assert metrics.intransigence(R, alone) == pytest.approx(held_back)
 
 
+@given(matrices())
+def test_what_lies_further_ahead_than_the_next_task_may_be_left_out(R: list[list[float]]) -> None:
+    T = len(R)
+    tested = [row[: task + 2] for task, row in enumerate(R)]
+    assert metrics.average_accuracy(tested) == metrics.average_accuracy(R)
+    assert metrics.backward_transfer(tested) == metrics.backward_transfer(R)
+    assert metrics.intransigence(tested, R[0]) == metrics.intransigence(R, R[0])
+    assert metrics.forward_transfer(tested, R[0]) == metrics.forward_transfer(R, R[0])
+    best = [max(R[i][j] for i in range(max(j - 1, 0), T - 1)) for j in range(T - 1)]
+    forgotten = sum(best[j] - R[T - 1][j] for j in range(T - 1)) / (T - 1)
+    assert metrics.forgetting(tested) == pytest.approx(forgotten)
+
+
 def test_a_worked_example() -> None:
     R = [[1.0, 0.5, 0.5], [0.8, 0.9, 0.6], [0.6, 0.7, 1.0]]
     assert metrics.average_accuracy(R) == pytest.approx(2.3 / 3)
@@ -59,7 +72,7 @@ def test_one_task_has_no_past() -> None:
 
 
 def test_wrong_shapes_are_refused() -> None:
-    for wrong in ([0.5, 0.5], [[0.5, 0.5]], np.zeros((0, 0))):
+    for wrong in ([0.5, 0.5], [[0.5, 0.5]], np.zeros((0, 0)), [[0.5, 0.5], [0.5]]):
         with pytest.raises(ValueError, match="square accuracy matrix"):
             metrics.average_accuracy(wrong)
     with pytest.raises(ValueError, match="initial: expected one accuracy per task, 2"):

@@ -73,6 +73,7 @@ BROKEN: dict[str, tuple[Callable[[str], str], str]] = {
         edited(accuracy=[[[0.5]], [[0.5, 1.0], [0.25, 1.0]]]),
         "expected 2 tasks of 2 epochs",
     ),
+    "a test too few": (edited(test=[[0.5], [0.5, 0.5]]), "test: expected 2 lists of 2"),
     "a task too few": (edited(test=[[0.5, 0.5]]), "test: expected 2 lists of 2"),
     "not tested": (edited(test=[], initial=[], accuracy=[]), "initial: expected 2 accuracies"),
     "no validation": (edited(validation=[]), "validation: expected one accuracy per task"),

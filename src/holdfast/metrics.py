@@ -1,7 +1,8 @@
 r"""What a run and a set of runs say, as pure functions of accuracies.
 
 :math:`R` is the accuracy matrix: ``R[i, j]`` is the test accuracy on task :math:`j` after the last epoch of
-task :math:`i`, both counted from 0; :math:`T` is the number of tasks.
+task :math:`i`, both counted from 0; :math:`T` is the number of tasks. What was not tested before it was
+learnt is not a number, or left out at the end of a row.
 """
 
 import dataclasses
@@ -25,15 +26,16 @@ __all__ = [
 ]
 
 Array = NDArray[np.float64]
+Matrix = Sequence[Sequence[float]] | Array
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(100)
 
 
-def average_accuracy(accuracy: ArrayLike) -> float:
+def average_accuracy(accuracy: Matrix) -> float:
     r"""Mean accuracy over all tasks after the last one: :math:`\frac1T \sum_j R_{T-1,j}`."""
     return float(_matrix(accuracy)[-1].mean())
 
 
-def forgetting(accuracy: ArrayLike) -> float:
+def forgetting(accuracy: Matrix) -> float:
     r"""Mean drop from the best accuracy a task ever had before the last one was learnt.
 
     .. math:: \frac1{T-1} \sum_{j<T-1} \bigl(\max_{i<T-1} R_{ij} - R_{T-1,j}\bigr)
@@ -46,10 +48,10 @@ def forgetting(accuracy: ArrayLike) -> float:
     matrix = _matrix(accuracy)
     if len(matrix) < 2:
         return math.nan
-    return float((matrix[:-1, :-1].max(axis=0) - matrix[-1, :-1]).mean())
+    return float((np.nanmax(matrix[:-1, :-1], axis=0) - matrix[-1, :-1]).mean())
 
 
-def backward_transfer(accuracy: ArrayLike) -> float:
+def backward_transfer(accuracy: Matrix) -> float:
     r"""Mean change of a task's accuracy since it was learnt.
 
     .. math:: \frac1{T-1} \sum_{j<T-1} (R_{T-1,j} - R_{jj})
@@ -63,7 +65,7 @@ def backward_transfer(accuracy: ArrayLike) -> float:
     return float((matrix[-1] - np.diag(matrix))[:-1].mean())
 
 
-def forward_transfer(accuracy: ArrayLike, initial: ArrayLike) -> float:
+def forward_transfer(accuracy: Matrix, initial: ArrayLike) -> float:
     r"""Mean gain on a task before it is learnt, over the untrained network.
 
     .. math:: \frac1{T-1} \sum_{j>0} (R_{j-1,j} - b_j)
@@ -81,7 +83,7 @@ def forward_transfer(accuracy: ArrayLike, initial: ArrayLike) -> float:
     return float((np.diag(matrix, 1) - start[1:]).mean())
 
 
-def intransigence(accuracy: ArrayLike, alone: ArrayLike) -> float:
+def intransigence(accuracy: Matrix, alone: ArrayLike) -> float:
     r"""Mean loss on a task, just after it is learnt, against a network that learnt nothing else.
 
     .. math:: \frac1T \sum_j (a_j - R_{jj})
@@ -199,17 +201,24 @@ def student_quantile(probability: float, degrees: int) -> float:
     return (low + high) / 2
 
 
-def _matrix(accuracy: ArrayLike) -> Array:
-    """The accuracy matrix as a checked square array."""
-    matrix = np.asarray(accuracy, dtype=np.float64)
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not len(matrix):
+def _matrix(accuracy: Matrix) -> Array:
+    """The accuracy matrix as a checked square array; what rows leave out at their end is not a number."""
+    rows = [np.asarray(row, dtype=np.float64) for row in accuracy]
+    count = len(rows)
+    if not count or any(
+        row.ndim != 1 or not task < len(row) <= count for task, row in enumerate(rows)
+    ):
+        shapes = [row.shape for row in rows]
         raise ValueError(
-            f"expected a square accuracy matrix (tasks learnt × tasks tested), got {matrix.shape}"
+            f"expected a square accuracy matrix (tasks learnt × tasks tested), got rows {shapes}"
         )
+    matrix = np.full((count, count), math.nan)
+    for task, row in enumerate(rows):
+        matrix[task, : len(row)] = row
     return matrix
 
 
-def _per_task(values: ArrayLike, accuracy: ArrayLike, what: str) -> Array:
+def _per_task(values: ArrayLike, accuracy: Matrix, what: str) -> Array:
     """One number per task of the accuracy matrix."""
     numbers = np.asarray(values, dtype=np.float64)
     if numbers.shape != (len(_matrix(accuracy)),):
