@@ -530,6 +530,7 @@ def test_nothing_may_be_left_for_the_rest() -> None:
         ({"*": hf.Diagonal}, TypeError, r"the part '\*' must be an instance of hf\.Approximation"),
         ({"*": "diagonal"}, TypeError, "got 'diagonal'"),
         ({1: hf.Diagonal()}, TypeError, "a pattern must be a string, got 1"),
+        ({nn.Linear: hf.Diagonal()}, TypeError, "did you mean 'Linear'"),
         ((("*", hf.Diagonal()), ("*", hf.Full())), ValueError, r"'\*' is there twice"),
         ("*", TypeError, r"expected a mapping .* got '\*'"),
         ((hf.Diagonal(),), TypeError, r"expected a mapping .* got \(Diagonal\(\),\)"),
