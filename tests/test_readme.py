@@ -12,9 +12,9 @@ import pytest
 
 from holdfast import report
 from holdfast.report.blocks import amount
-from holdfast.report.frontier import floats, plain_seconds
+from holdfast.report.frontier import floats, times_plain
 from holdfast.report.loading import read
-from holdfast.report.measures import Summary, finals, summary, work_seconds
+from holdfast.report.measures import Summary, finals, summary
 from holdfast.report.naming import epochs
 from holdfast.report.settings import Setting
 
@@ -116,7 +116,6 @@ def line(
 def frontier() -> str:
     """Accuracy on every stream and its price on ten tasks, from little memory to much."""
     found = read(ROOT / "results/frontier")
-    plain = plain_seconds(found, "ten-tasks")
     methods: dict[str, dict[str, Setting]] = {}
     streams: dict[str, None] = {}
     for preset, said in TASKS.items():
@@ -134,7 +133,8 @@ def frontier() -> str:
             spread(summary(list(finals(own[s]).values()))) if s in own else "—" for s in streams
         ]
         first = own.get("10 tasks")
-        time = f"{work_seconds(first) / plain:.1f}" if plain and first else "—"
+        times = times_plain(found, "ten-tasks", [first] if first else [])
+        time = f"{times[0]:.1f}" if times and times[0] else "—"
         memory = amount(floats(next(iter(own.values())))).text
         lines.append(f"| {label} | {memory} | {' | '.join(means)} | {time} |")
     return "\n".join(lines) + "\n"

@@ -11,6 +11,7 @@ from holdfast import report
 from holdfast.experiment import Experiment
 from holdfast.recipes import RECIPES
 from holdfast.report.budgets import BUDGETS, within
+from holdfast.report.frontier import times_plain
 from holdfast.report.loading import read
 from holdfast.results import Result
 
@@ -125,3 +126,23 @@ def test_what_was_chosen_later_replaces_what_was_reported_before(tmp_path: Path)
     make(dataclasses.replace(experiment, regularizer=weaker)).save(tmp_path)
     found = [s for s in read(tmp_path).sized("twenty-tasks") if s.label == "Rank 50"]
     assert [s.strength for s in found] == [1000.0]
+
+
+def test_time_does_not_depend_on_the_machine(tmp_path: Path) -> None:
+    """A run on a machine half as fast, and one from when every task was followed by validation."""
+    base = RECIPES["frontier"].example("ten-tasks")
+    plain = dataclasses.replace(base, regularizer=None)
+
+    def timed(experiment: Experiment, work: float, pace: float = 1.0, rows: int = 1) -> Result:
+        made = make(experiment)
+        tests = 10 + 55 + 45 + 10 * rows * 5_000 / 10_000  # before, seen, ahead, held out
+        seconds = {"training": work / 2, "consolidation": work / 2, "evaluation": tests / 10}
+        seconds = {part: value * pace for part, value in seconds.items()}
+        held_out = made.validation[:rows]
+        return dataclasses.replace(made, validation=held_out, seconds={**seconds, "total": work})
+
+    timed(plain, 20.0, rows=10).save(tmp_path)
+    timed(base, 60.0, pace=2.0).save(tmp_path)
+    study = read(tmp_path)
+    (held,) = study.sized("ten-tasks")
+    assert times_plain(study, "ten-tasks", [held]) == [pytest.approx(3.0)]

@@ -70,7 +70,9 @@ class Composite(Approximation):
             raise ValueError(f"parts is empty; expected e.g. {example}")
         for pattern, member in parts:
             if not isinstance(pattern, str):
-                named = f"; did you mean {pattern.__name__!r}?" if isinstance(pattern, type) else ""
+                named = (
+                    f"; did you mean {pattern.__name__!r}?" if isinstance(pattern, type) else ""
+                )
                 raise TypeError(f"a pattern must be a string, got {pattern!r}{named}")
             if not isinstance(member, Approximation):
                 raise TypeError(

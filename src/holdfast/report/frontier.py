@@ -18,6 +18,7 @@ from holdfast.report.measures import (
     median_seconds,
     summary,
     work_seconds,
+    work_tests,
 )
 from holdfast.report.naming import epochs, names
 from holdfast.report.settings import Setting, words
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
-__all__ = ["floats", "frontier_sections", "plain_seconds"]
+__all__ = ["floats", "frontier_sections", "times_plain"]
 
 TITLES = {
     "ten-tasks": "Ten permutations of MNIST",
@@ -40,13 +41,12 @@ _TICKS = (0.005, 0.02, 0.05, 0.2, 0.5, 1, 2, 5, 10, 25, 50)  # floats per parame
 _LINES = ("-", "--", ":", "-.")  # from few epochs to many
 
 
-def plain_seconds(study: Study, preset: str, like: Setting | None = None) -> float | None:
-    """Seconds of a run in which nothing is held, at the scale of the tables or of a setting."""
-    for setting in study.baselines(preset, every_scale=like is not None):
-        same = like is None or scale(setting.experiment) == scale(like.experiment)
-        if setting.mode == "sequential" and same:
-            return work_seconds(setting)
-    return None
+def times_plain(study: Study, preset: str, settings: Sequence[Setting]) -> list[float | None]:
+    """Time of training and consolidation, beside that of a run of the tables in which nothing is held."""
+    baselines = study.baselines(preset)
+    plain = next((work_tests(s) for s in baselines if s.mode == "sequential"), None)
+    found = [work_tests(setting) for setting in settings]
+    return [None if tests is None or not plain else tests / plain for tests in found]
 
 
 def frontier_sections(study: Study) -> list[Section]:
@@ -75,7 +75,7 @@ def _preset(study: Study, preset: str) -> Section:
         return Section(f"frontier-{preset}", _title(preset), [])
     named = names(settings)
     blocks: list[Block] = [
-        _figure(preset, settings, named),
+        _figure(study, preset, settings, named),
         best_at_every_budget(study, preset, settings, named),
         _table(study, preset, settings, named),
     ]
@@ -86,8 +86,7 @@ def _table(
     study: Study, preset: str, settings: Sequence[Setting], named: Mapping[Setting, str]
 ) -> Table:
     rows = []
-    for setting in settings:
-        total, plain = work_seconds(setting), plain_seconds(study, preset, setting)
+    for setting, times in zip(settings, times_plain(study, preset, settings), strict=True):
         rows.append(
             [
                 method(setting, named[setting]),
@@ -97,8 +96,8 @@ def _table(
                 count(len(setting.runs)),
                 count(epochs(setting)),
                 strength(setting),
-                number(total, 0),
-                number(total / plain if plain else None, 2),
+                number(work_seconds(setting), 0),
+                number(times, 1),
                 number(median_seconds(setting, "consolidation"), 0),
             ]
         )
@@ -116,7 +115,9 @@ def _table(
             Column("Epochs", help="A task is learnt for"),
             Column("λ", help="Chosen on validation data, with seeds of its own"),
             Column("Seconds", help="Processor time of training and consolidation in one run"),
-            Column("× plain", help="Seconds beside those of a run in which nothing is held"),
+            Column(
+                "× plain", help="Beside a run in which nothing is held, were it as fast a machine"
+            ),
             Column("Matrix", help="Seconds of consolidation in it"),
         ],
         rows,
@@ -125,7 +126,9 @@ def _table(
     )
 
 
-def _figure(preset: str, settings: Sequence[Setting], named: Mapping[Setting, str]) -> Figure:
+def _figure(
+    study: Study, preset: str, settings: Sequence[Setting], named: Mapping[Setting, str]
+) -> Figure:
     held = [s for s in settings if s.approximation is not None]
     said = "; ".join(
         f"{named[s]} {mean_accuracy(s):.1f} per cent at {floats(s):.1f} floats" for s in held
@@ -139,9 +142,14 @@ def _figure(preset: str, settings: Sequence[Setting], named: Mapping[Setting, st
             height=tall,
         ),
         panel(
-            f"frontier-seconds-{preset}",
-            f"Average accuracy against the seconds of a run, {_title(preset)}",
-            partial(_seconds, settings=settings, title=_title(preset)),
+            f"frontier-time-{preset}",
+            f"Average accuracy against the time of a run, {_title(preset)}",
+            partial(
+                _time,
+                settings=settings,
+                times=times_plain(study, preset, settings),
+                title=_title(preset),
+            ),
             height=tall,
         ),
     ]
@@ -152,7 +160,8 @@ def _figure(preset: str, settings: Sequence[Setting], named: Mapping[Setting, st
         "Mean over seeds with one standard deviation. Left: 32-bit numbers per parameter beside the "
         "anchor, on a logarithmic scale; dashed: nothing is held (far below the others it is in the "
         "legend alone); dotted: all tasks at once. Right: "
-        "processor time of training and consolidation in one run.",
+        "processor time of training and consolidation, beside that of a plain run, in which nothing is held; "
+        "runs from machines of different speed are made alike by the time their tests took.",
     )
 
 
@@ -180,10 +189,13 @@ def _memory(
     legend(canvas)
 
 
-def _seconds(canvas: "Canvas", settings: Sequence[Setting], title: str) -> None:
+def _time(
+    canvas: "Canvas", settings: Sequence[Setting], times: Sequence[float | None], title: str
+) -> None:
     axes = canvas.subplots()
-    _draw(axes, settings, [work_seconds(s) for s in settings])
-    axes.set_xlabel("seconds of training and consolidation")
+    known = [(s, x) for s, x in zip(settings, times, strict=True) if x is not None]
+    _draw(axes, [s for s, _ in known], [x for _, x in known])
+    axes.set_xlabel("time of training and consolidation, × that of a plain run")
     axes.set_ylabel("average accuracy, %")
     axes.set_title(title)
     tidy(axes)

@@ -22,7 +22,10 @@ __all__ = [
     "summary",
     "transfer",
     "work_seconds",
+    "work_tests",
 ]
+
+_TEST = 10_000  # test images of MNIST
 
 # Finding the quantile takes 0.15 s and a report asks for hundreds of intervals, over few counts.
 _quantile = functools.cache(metrics.student_quantile)
@@ -86,6 +89,31 @@ def median_seconds(setting: Setting, part: str) -> float:
 def work_seconds(setting: Setting) -> float:
     """Seconds of training and consolidation: evaluation is the experiment's, not the method's."""
     return median_seconds(setting, "training") + median_seconds(setting, "consolidation")
+
+
+def work_tests(setting: Setting) -> float | None:
+    """Time of training and consolidation, in tests on one task of the same run; None if none was timed.
+
+    Every run of a preset is tested alike, and where the machine is slow or shared, tests take longer too:
+    runs from different machines can be compared, which their seconds cannot.
+    """
+    found = []
+    for run in setting.runs:
+        seconds = run.result.seconds
+        if seconds["evaluation"] > 0:
+            work = seconds["training"] + seconds["consolidation"]
+            found.append(work * _tests(run) / seconds["evaluation"])
+    return statistics.median(found) if found else None
+
+
+def _tests(run: Run) -> float:
+    """On how many tasks a run was tested in all; a validation set counts by its size."""
+    result, stream = run.result, run.experiment["stream"]
+    epochs = sum(len(seen) for task in result.accuracy for seen in task)
+    ahead = sum(len(row) - task - 1 for task, row in enumerate(result.test))
+    size = stream.get("test") or stream.get("test_size") or _TEST
+    held_out = sum(map(len, result.validation)) * stream["validation"] / size
+    return len(result.initial) + epochs + ahead + held_out
 
 
 def transfer(setting: Setting, alone: Mapping[int, Sequence[float]]) -> dict[str, Summary | None]:
