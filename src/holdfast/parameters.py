@@ -63,6 +63,11 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
+def _lineage(kind: type[nn.Module]) -> tuple[str, ...]:
+    """The names of a class and of those it is derived from, below ``nn.Module``."""
+    return tuple(c.__name__ for c in kind.__mro__ if c is not nn.Module and c is not object)
+
+
 @dataclass(frozen=True)
 class ParameterSpace:
     """The held parameters: names and shapes, in flat order.
@@ -75,8 +80,9 @@ class ParameterSpace:
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
-    kinds: tuple[str, ...] = field(default=(), compare=False, repr=False)
-    """The class of the module that each parameter belongs to; empty where there was no model to ask."""
+    kinds: tuple[tuple[str, ...], ...] = field(default=(), compare=False, repr=False)
+    """The class of the module that each parameter belongs to, then those it is derived from, below
+    ``nn.Module``; empty where there was no model to ask."""
 
     @classmethod
     def of(
@@ -106,11 +112,11 @@ class ParameterSpace:
                 "set requires_grad on those that are trained, or widen include="
             )
         owners = {
-            f"{path}.{name}" if path else name: type(module).__name__
+            f"{path}.{name}" if path else name: _lineage(type(module))
             for path, module in _modules(model)
             for name in module._parameters
         }
-        return cls(tuple(held), tuple(held.values()), tuple(owners.get(name, "") for name in held))
+        return cls(tuple(held), tuple(held.values()), tuple(owners.get(name, ()) for name in held))
 
     def part(self, positions: Sequence[int]) -> "ParameterSpace":
         """The parameters at some positions only, in the order given."""

@@ -2,12 +2,12 @@
 
 import fnmatch
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from holdfast.approximation.base import Approximation, Setting
 from holdfast.matrices import Offset, PartsMatrix, PSDMatrix
@@ -100,12 +100,11 @@ class Composite(Approximation):
         Raises:
             ValueError: A parameter matches no pattern, or a pattern finds nothing to hold.
         """
-        kinds = space.kinds or ("",) * len(space.names)
+        kinds = space.kinds or ((),) * len(space.names)
         found: list[list[int]] = [[] for _ in self.members]
         missing = []
-        lineages = {kind: _lineage(kind) for kind in set(kinds)}
         for i, (name, kind) in enumerate(zip(space.names, kinds, strict=True)):
-            words = name, *lineages[kind]
+            words = name, *kind
             fits = (
                 place
                 for place, (pattern, _) in enumerate(self.members)
@@ -123,7 +122,7 @@ class Composite(Approximation):
             )
         for (pattern, _), held in zip(self.members, found, strict=True):
             if not held and pattern != "*":
-                layers = ", ".join(dict.fromkeys(kinds))
+                layers = ", ".join(dict.fromkeys(kind[0] for kind in kinds if kind))
                 raise ValueError(
                     f"{pattern!r} of Composite has no parameter to hold: nothing matches it, or an "
                     f"earlier pattern takes it first; the parameters are {', '.join(space.names)}, in "
@@ -223,26 +222,6 @@ class Composite(Approximation):
                 raise ValueError(_changed(pattern))
             found.append((member, space.part(held), ranges, inner))
         return found
-
-
-def _lineage(kind: str) -> list[str]:
-    """The class of a layer and what it is derived from, below ``nn.Module``.
-
-    Only its name is known here. Of several classes with that name, what is true of all of them counts.
-    """
-    found = [kind]
-    classes = [c for c in _derived(nn.Module) if c.__name__ == kind]
-    for parent in classes[0].__mro__[1:] if classes else ():
-        if parent is not nn.Module and all(issubclass(c, parent) for c in classes):
-            found.append(parent.__name__)
-    return [name for name in found if name != "object"]
-
-
-def _derived(cls: type[nn.Module]) -> Iterator[type[nn.Module]]:
-    """All classes derived from one, some of them several times."""
-    for child in cls.__subclasses__():
-        yield child
-        yield from _derived(child)
 
 
 def _is_pair(part: object) -> bool:
