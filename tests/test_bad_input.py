@@ -560,6 +560,20 @@ def test_slices_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
         consolidate(importance=hf.SCP())
 
 
+def test_a_wide_layer_with_several_anchors_is_refused_before_it_is_written_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    available(monkeypatch, 5 * 10**7)
+    model = nn.Linear(20, 1200)
+    data = [(torch.randn(4, 20), torch.zeros(4, dtype=torch.int64))]
+    recipe = hf.Regularizer(hf.EWC(), hf.Kronecker(rank=2), anchor="each")
+    first = recipe.consolidate(model, data, seed=0, progress=False)
+    with pytest.raises(
+        MemoryError, match=r"a layer \(1200 x 21\) needs 57\.6 MB.*anchor='latest'"
+    ):
+        recipe.consolidate(model, data, previous=first, seed=1, progress=False)
+
+
 def test_the_whole_matrix_of_a_large_model_is_refused_before_anything_is_computed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

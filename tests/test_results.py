@@ -1,5 +1,6 @@
 """Result files: whole or absent, checked when read."""
 
+import dataclasses
 import errno
 import json
 import os
@@ -45,6 +46,22 @@ def test_a_result_comes_back(tmp_path: Path) -> None:
     assert set(data["versions"]) == {"holdfast", "torch", "python"}
     assert set(data["machine"]) == {"threads", "cores"}
     assert os.listdir(path.parent) == [path.name]
+
+
+@pytest.mark.parametrize("lengths", [(4, 4, 4, 4), (2, 3, 4, 4), (4, 3, 4, 4)])
+def test_tests_may_end_with_the_next_task(lengths: tuple[int, ...], tmp_path: Path) -> None:
+    """In some rows or in all: a run may have been begun when all tasks were tested."""
+    experiment = Experiment("toy", "paper", Toy(length=4), MLP((2, 3, 2)), Training(epochs=1))
+    test = [[0.5] * n for n in lengths]
+    made = dataclasses.replace(
+        result(),
+        experiment=experiment,
+        accuracy=[[[0.5] * (task + 1)] for task in range(4)],
+        validation=[[0.5] * 4],
+        test=test,
+        initial=[0.5] * 4,
+    )
+    assert results.load(made.save(tmp_path)).test == test
 
 
 def test_all_results_of_a_folder(tmp_path: Path) -> None:

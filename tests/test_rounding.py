@@ -1,5 +1,7 @@
 """In half precision a matrix stays positive semi-definite: no direction is rewarded."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -107,3 +109,85 @@ def test_an_optimiser_finds_no_reward(approximation: hf.Approximation, dtype: to
         value.backward()
         optimizer.step()
         assert float(value.detach()) >= -1e-6 * start
+
+
+def three_tasks(
+    approximation: hf.Approximation, size: float = 1.0
+) -> tuple[hf.Penalty, nn.Module]:
+    """Three anchors, far from each other, and the network at the last."""
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    recipe, penalty = hf.Regularizer(hf.EWC(), approximation, anchor="each"), None
+    for task in range(3):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.3 * torch.randn_like(parameter)
+        x = torch.randn(40, 6, dtype=torch.float64) * (1 + task) * size
+        data = [(x, torch.randint(0, 3, (40,)))]
+        penalty = recipe.consolidate(model, data, previous=penalty, seed=task, progress=False)
+    assert penalty is not None
+    return penalty, model
+
+
+@pytest.mark.parametrize(
+    "approximation",
+    [
+        hf.Kronecker(rank=2),
+        hf.Kronecker(correction="eigen"),
+        hf.Kronecker(correction="eigen", merge="stack"),
+        hf.KroneckerPlusLowRank(rank=3, correction="eigen"),
+        hf.Kronecker(),
+        hf.Full(),
+        hf.Diagonal(),
+        hf.Composite({"0.*": hf.Kronecker(rank=1), "*": hf.DiagonalPlusLowRank(rank=2)}),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("dtype", HALF)
+def test_several_anchors_keep_their_centre(
+    approximation: hf.Approximation, dtype: torch.dtype
+) -> None:
+    """No minimum far away, and none below zero, for an optimiser to find in a thousand steps."""
+    exact, _ = three_tasks(approximation)
+    lowest, furthest = [], []
+    for penalty in (exact, exact.to(dtype=dtype)):
+        dense = penalty.matrix.dense().double()
+        zero = torch.zeros(penalty.matrix.dim, dtype=torch.float64)
+        start, b = penalty.matrix.value_and_product(zero, penalty.offset)
+        values, vectors = torch.linalg.eigh(dense)
+        held = values > 1e-9 * values[-1]
+        along = (vectors.T @ b.double())[held]
+        lowest.append(float(start - (along.square() / values[held]).sum()) / float(start))
+        furthest.append(float((along / values[held]).norm()))
+    assert lowest[1] > -1e-6
+    assert lowest[1] == pytest.approx(lowest[0], abs=0.03)
+    assert furthest[1] < 1.5 * furthest[0]
+
+
+@pytest.mark.parametrize("scale", [1e-10, 1e10])
+@pytest.mark.parametrize(
+    "approximation", [hf.Diagonal(), hf.Kronecker(), hf.Kronecker(rank=2), hf.LowRank(3)], ids=repr
+)
+def test_numbers_that_float16_does_not_reach_are_refused(
+    approximation: hf.Approximation, scale: float
+) -> None:
+    """A network that has nothing left to learn has such importances: all would be zero."""
+    found, model = three_tasks(approximation)
+    matrix = scale * found.matrix
+    if isinstance(matrix, hf.FactoredMatrix):
+        matrix = scale * matrix  # of whose entries these are the roots
+    penalty = dataclasses.replace(found, matrix=matrix, offset=())
+    with pytest.raises(ValueError, match=r"float16 does not reach .* torch\.bfloat16"):
+        penalty.to(dtype=torch.float16)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 1
+    exact, stored = (float(p(model).detach()) for p in (penalty, penalty.to(dtype=torch.bfloat16)))
+    assert stored == pytest.approx(exact, rel=0.1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int16, torch.complex64])
+def test_other_precisions_are_refused(dtype: torch.dtype) -> None:
+    penalty, _ = three_tasks(hf.Diagonal())
+    with pytest.raises(ValueError, match=r"a matrix is stored as one of torch\.float64"):
+        penalty.to(dtype=dtype)

@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from holdfast.matrices import FactoredMatrix, Offset, PSDMatrix
 from holdfast.matrices.base import compute_dtype
+from holdfast.matrices.rounding import STORED, check_range
 from holdfast.parameters import ParameterSpace
 
 if TYPE_CHECKING:
@@ -197,13 +198,23 @@ class Penalty:
         """The same penalty, stored elsewhere, or its matrix in another precision.
 
         ``torch.bfloat16`` halves and ``torch.int8`` (with a scale per row, for factored matrices)
-        quarters the memory; anchor and offset keep their precision, arithmetic is in float32.
+        quarters the memory; anchor and offset keep their precision, arithmetic is in float32. Several
+        anchors keep their common centre.
         """
+        matrix, offset = self.matrix, self.offset
+        if dtype is not None:
+            if dtype not in STORED:
+                known = ", ".join(map(str, STORED))
+                raise ValueError(f"a matrix is stored as one of {known}, got {dtype!r}")
+            with torch.no_grad(), full_precision(self.anchor.device):
+                matrix = self.matrix.to(dtype=dtype)
+                check_range(self.matrix.diagonal(), matrix.diagonal(), dtype)
+                offset = self.matrix.stored_offset(offset, matrix)
         return dataclasses.replace(
             self,
-            matrix=self.matrix.to(device=device, dtype=dtype),
+            matrix=matrix.to(device=device),
             anchor=self.anchor.to(device=device),
-            offset=tuple(o.to(device=device) for o in self.offset),
+            offset=tuple(o.to(device=device) for o in offset),
         )
 
     def trim(self, energy: float) -> Self:

@@ -210,9 +210,13 @@ def _check_shapes(result: Result) -> None:
     rows = 0 if untested else tasks
     if len(result.initial) != rows:
         raise ValueError(f"initial: expected {rows} accuracies, got {len(result.initial)}")
-    tested = [len(row) for row in result.test]
-    if tested not in ([tasks] * rows, [min(task + 2, tasks) for task in range(rows)]):
-        raise ValueError(f"test: expected {rows} lists of {tasks} accuracies")
+    counts = enumerate(map(len, result.test))
+    if len(result.test) != rows or any(
+        n not in (tasks, min(task + 2, tasks)) for task, n in counts
+    ):
+        raise ValueError(
+            f"test: expected {rows} lists of {tasks} accuracies, or of those on seen tasks and the next"
+        )
     shape = [[len(seen) for seen in part] for part in result.accuracy]
     if shape != [[task + 1] * epochs for task in range(rows)]:
         raise ValueError(

@@ -22,6 +22,7 @@ from holdfast.rows import GivenRows, RowBatch
 __all__ = ["Kronecker"]
 
 _BATCH = 128  # rows at a time, whatever the batches: what can be read is then found out alike
+_SQUARES = 5  # matrices of both sides, in float64, with which a common centre is found
 
 
 class _Held:
@@ -233,11 +234,24 @@ def _recentred(
     least = torch.where(rest > 0, linear.square() / rest, torch.zeros_like(rest)).sum()
     for block in merged.blocks:
         if block.weight in olds and block.weight in news:
+            if merged.thin:  # whole factors are nowhere else
+                _check_square(block)
             pair = olds[block.weight], news[block.weight]
             moved, change, needed = recentred(*pair, block, block.matrix(b))
             block.write(b, moved)
             k, least = k + change, least + needed
     return b, torch.maximum(k, least)
+
+
+def _check_square(block: KroneckerBlock) -> None:
+    """Refuse the factors of a layer, written out, where they do not fit."""
+    _, _, groups, outputs, columns = block.place
+    memory.require(
+        f"the common centre of several anchors in {block.name or 'a layer'} ({outputs} x {columns})",
+        _SQUARES * 8 * groups * (outputs**2 + columns**2),
+        block.inputs.device,
+        "take anchor='latest', or Diagonal() for this layer in a Composite",
+    )
 
 
 def _fitted(matrix: KroneckerMatrix, space: ParameterSpace) -> KroneckerMatrix:

@@ -15,6 +15,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from holdfast.matrices.rounding import centre, coarse
+
 __all__ = ["Offset", "PSDMatrix", "compute_dtype"]
 
 Offset = tuple[Tensor, ...]
@@ -35,6 +37,11 @@ class PSDMatrix(ABC):
     def offset_length(self) -> int:
         """How many tensors an offset has that is not empty."""
         return 2
+
+    @property
+    def has_constant(self) -> bool:
+        """Whether an offset can be raised by a number."""
+        return True
 
     @property
     def state_length(self) -> int:
@@ -140,6 +147,29 @@ class PSDMatrix(ABC):
     def scaled_offset(self, offset: Offset, scale: float) -> Offset:
         """The offset of ``scale * matrix``."""
         return tuple(scale * part for part in offset)
+
+    def stored_offset(self, offset: Offset, stored: "PSDMatrix") -> Offset:
+        """The offset with which the same matrix in another precision has its minimum where this one has it.
+
+        As it was, it would have parts along directions that have lost their curvature, or nearly all of
+        it: the minimum would be far away there, and could be below zero.
+        """
+        kinds = {tensor.dtype for tensor in stored.tensors.values()}
+        same = kinds == {tensor.dtype for tensor in self.tensors.values()}
+        if not offset or same or not any(map(coarse, kinds)):
+            return offset
+        zero = torch.zeros(self.dim, dtype=torch.float64, device=self.device)
+        k, b = self.value_and_product(zero, offset)
+        share = max(torch.finfo(kind).eps for kind in kinds if coarse(kind))
+        c = centre(self.__matmul__, self.diagonal(), b, share)
+        least = (k - 2 * (b @ c) + self.quadratic(c)).clamp(min=0)  # the value there
+        moved = stored.raised(stored.moved((), c), least)
+        return tuple(new.to(old.dtype) for new, old in zip(moved, offset, strict=True))
+
+    def raised(self, offset: Offset, value: Tensor) -> Offset:
+        """The offset of the same function, larger by a constant."""
+        b, k = offset
+        return b, k + value
 
     def expand_offset(self, offset: Offset, dim: int, index: Tensor) -> Offset:
         """The offset in a larger space."""

@@ -47,6 +47,10 @@ class FactoredMatrix(PSDMatrix):
         return 1
 
     @property
+    def has_constant(self) -> bool:
+        return False
+
+    @property
     def state_length(self) -> int:
         return self.rows.shape[0]
 
@@ -133,6 +137,9 @@ class FactoredMatrix(PSDMatrix):
     def moved(self, offset: Offset, d: Tensor) -> Offset:
         e = self.project(d)
         return (e + offset[0] if offset else e,)
+
+    def stored_offset(self, offset: Offset, stored: PSDMatrix) -> Offset:
+        return offset  # of the rows, whatever they are
 
     def scaled_offset(self, offset: Offset, scale: float) -> Offset:
         return tuple(scale**0.5 * part for part in offset)

@@ -43,6 +43,10 @@ class NestedMatrix(PSDMatrix):
         return sum(part.offset_length for part in self.parts)
 
     @property
+    def has_constant(self) -> bool:
+        return any(part.has_constant for part in self.parts)
+
+    @property
     def state_length(self) -> int:
         return sum(part.state_length for part in self.parts)
 
@@ -98,6 +102,17 @@ class NestedMatrix(PSDMatrix):
         vectors = [joined(pieces) for pieces in self.views([vector(d, self.dim)])]
         each = zip(self.parts, self.offsets(offset), vectors, strict=True)
         return tuple(itertools.chain(*(part.moved(own, v) for part, own, v in each)))
+
+    def stored_offset(self, offset: Offset, stored: PSDMatrix) -> Offset:
+        assert isinstance(stored, NestedMatrix)
+        each = zip(self.parts, self.offsets(offset), stored.parts, strict=True)
+        return tuple(itertools.chain(*(part.stored_offset(own, s) for part, own, s in each)))
+
+    def raised(self, offset: Offset, value: Tensor) -> Offset:
+        offsets = self.offsets(offset)
+        place = next(i for i, part in enumerate(self.parts) if part.has_constant)
+        offsets[place] = self.parts[place].raised(offsets[place], value)
+        return tuple(itertools.chain(*offsets))
 
     def scaled_offset(self, offset: Offset, scale: float) -> Offset:
         each = zip(self.parts, self.offsets(offset), strict=True)

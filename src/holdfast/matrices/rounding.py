@@ -5,17 +5,51 @@ negative, and an optimiser follows them without end. So the diagonal is raised, 
 and by no more than it takes; what is zero stays zero.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-__all__ = ["rounded"]
+__all__ = ["STORED", "centre", "check_range", "coarse", "rounded"]
 
+STORED = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int8)
 _HALF = 1e-4  # precisions coarser than this; float32 rounds where nobody can go
+_MATTERS = 1e-4  # of the largest entry of a diagonal: rounding alone changes what is smaller
+_LOST = 0.05  # of the entries that matter may lose half of what they are
+_TOLERANCE, _STEPS = 1e-6, 300  # of conjugate gradients
+
+
+def coarse(dtype: torch.dtype) -> bool:
+    """Whether rounding to a precision may turn directions that are free into others."""
+    return dtype.is_floating_point and torch.finfo(dtype).eps > _HALF
+
+
+def check_range(exact: Tensor, stored: Tensor, dtype: torch.dtype) -> None:
+    """Refuse a precision whose numbers do not reach as far as a matrix: float16, where losses are small.
+
+    Args:
+        exact: The diagonal of the matrix.
+        stored: That of the matrix in that precision.
+        dtype: The precision.
+    """
+    if not bool(exact.isfinite().all()):
+        return  # is refused by name elsewhere
+    matter = exact > _MATTERS * exact.max()
+    lost = (stored[matter] < exact[matter] / 2).sum() / matter.sum().clamp(min=1)
+    if not bool(stored.isfinite().all()):
+        what = f"the largest numbers of this matrix, whose diagonal has {float(exact.max()):.3g}"
+    elif float(lost) > _LOST:
+        what = f"the small numbers of this matrix, whose diagonal ends at {float(exact.max()):.3g}"
+    else:
+        return
+    raise ValueError(
+        f"{dtype} does not reach to {what}; take torch.bfloat16, which reaches as far as float32"
+    )
 
 
 def rounded(matrices: Tensor, dtype: torch.dtype | None) -> Tensor:
     """Positive semi-definite (…, n, n) in another precision, and still positive semi-definite."""
-    if dtype is None or dtype == matrices.dtype or torch.finfo(dtype).eps < _HALF:
+    if dtype is None or dtype == matrices.dtype or not coarse(dtype):
         return matrices if dtype is None else matrices.to(dtype)
     stored = matrices.to(dtype)
     work = stored.float()
@@ -38,3 +72,37 @@ def _up(values: Tensor, dtype: torch.dtype) -> Tensor:
     nearest = values.to(dtype)
     more = (values * (1 + torch.finfo(dtype).eps)).to(dtype)
     return torch.where(nearest.to(values.dtype) < values, more, nearest)
+
+
+def centre(
+    product: Callable[[Tensor], Tensor], diagonal: Tensor, b: Tensor, share: float
+) -> Tensor:
+    r"""A c with :math:`\Omega c = b`, in float64: −c is where the minimum is.
+
+    Along directions in which Ω is less than a share of its diagonal D, c is drawn to zero: there it could
+    be so large that rounding Ω changes more than c is worth. So :math:`(\Omega + sD)c = b` is solved, by
+    conjugate gradients.
+
+    Args:
+        product: v ↦ Ωv.
+        diagonal: That of Ω.
+        b: In the range of Ω, or nearly so.
+        share: s, about what rounding changes.
+    """
+    diagonal = diagonal.double()
+    inverse = torch.where(diagonal > 0, 1 / diagonal, 0.0)
+    residual = b.double()
+    c, z = torch.zeros_like(residual), inverse * residual
+    direction, energy = z, residual @ z
+    enough = _TOLERANCE**2 * float(energy)
+    for _ in range(_STEPS):
+        image = product(direction) + share * diagonal * direction
+        curvature = direction @ image
+        if not (float(energy) > enough and float(curvature) > 0):
+            break
+        c = c + energy / curvature * direction
+        residual = residual - energy / curvature * image
+        z, before = inverse * residual, energy
+        energy = residual @ z
+        direction = z + energy / before * direction
+    return c
