@@ -160,8 +160,8 @@ class PSDMatrix(ABC):
             return offset
         zero = torch.zeros(self.dim, dtype=torch.float64, device=self.device)
         k, b = self.value_and_product(zero, offset)
-        share = max(torch.finfo(kind).eps for kind in kinds if coarse(kind))
-        c = centre(self.__matmul__, self.diagonal(), b, share)
+        eps = max(torch.finfo(kind).eps for kind in kinds if coarse(kind))
+        c = centre(self.__matmul__, self.diagonal(), b, eps)
         least = (k - 2 * (b @ c) + self.quadratic(c)).clamp(min=0)  # the value there
         moved = stored.raised(stored.moved((), c), least)
         return tuple(new.to(old.dtype) for new, old in zip(moved, offset, strict=True))
