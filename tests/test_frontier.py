@@ -163,7 +163,7 @@ def test_from_runs_to_the_page(tmp_path: Path) -> None:
     assert "| EWC · Kronecker + rank 2 |" in text
     assert "The preset `fifty-tasks` was not run." in text
     assert (out / "figures" / "frontier-toy.svg").exists()
-    assert (out / "figures" / "frontier-time-ten-tasks.png").exists()
+    assert (out / "figures" / "frontier-ten-tasks.png").exists()
 
 
 def test_long_streams_take_the_strengths_of_ten() -> None:

@@ -90,8 +90,8 @@ def test_scales_are_told_apart_in_tables_and_figures(tmp_path: Path) -> None:
     for label in ("1 epoch", "5 epochs"):
         assert sum(row.startswith(f"| EWC · Rank 50, {label} |") for row in rows) == 1
     drawn = (tmp_path / "figures" / "frontier-twenty-tasks.svg").read_text()
-    assert "Rank, 1 epoch" in drawn
-    assert "Rank, 5 epochs" in drawn
+    assert "Low rank<" in drawn
+    assert "Low rank, 5 epochs<" in drawn
     best = table(text, "The best at every budget: `twenty-tasks`")
     assert sum(row.startswith("| ≤ 50 |") for row in best) == 2
     assert "Same stream, epochs" not in text
@@ -114,6 +114,21 @@ def test_every_search_is_shown(tmp_path: Path) -> None:
     )
     for label in ("Rank 5<", "Rank 25<", "Sketched (t = 10)<", "Diagonal + rank 9<"):
         assert label in drawn
+
+
+def test_the_legend_begins_with_the_best(tmp_path: Path) -> None:
+    written(tmp_path)
+    drawn = (tmp_path / "figures" / "frontier-twenty-tasks.svg").read_text()
+    names = [
+        "Kronecker products<",
+        "Low rank<",
+        "Sketched<",
+        "Diagonal<",
+        "No regularisation 50.0<",
+    ]
+    places = [drawn.index(name) for name in names]
+    assert places == sorted(places)
+    assert "× a plain run" in drawn  # beside it: time
 
 
 def test_what_was_chosen_later_replaces_what_was_reported_before(tmp_path: Path) -> None:

@@ -1,0 +1,200 @@
+"""The picture of the frontier: accuracy against memory and, beside it, against time."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from holdfast.report.blocks import Figure
+from holdfast.report.figures import colour, line, panel, tidy, wrapped
+from holdfast.report.measures import Summary, finals, floats, mean_accuracy, summary
+from holdfast.report.naming import epochs
+from holdfast.report.settings import Setting, words
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
+
+__all__ = ["frontier_figure"]
+
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # of families that share a colour
+_TICKS = (0.005, 0.02, 0.05, 0.2, 0.5, 1, 2, 5, 10, 25, 50)  # floats per parameter
+_TIMES = (1, 2, 3, 4, 5, 7, 10, 15, 20, 30, 50)  # of a plain run
+_LINES = ("-", "--", ":", "-.")  # from few epochs to many
+_NAMES = {"low_rank": "Low rank", "kronecker": "Kronecker products"}  # where no number follows
+
+
+@dataclass(frozen=True)
+class _Point:
+    """A method: what it costs, and how well it does."""
+
+    setting: Setting
+    accuracy: Summary
+    time: float | None
+
+    @property
+    def memory(self) -> float:
+        return floats(self.setting)
+
+
+@dataclass(frozen=True)
+class _Family:
+    """Methods that differ in their budget alone; joined by a line."""
+
+    name: str
+    points: tuple[_Point, ...]
+    marker: str
+    length: int
+    """The place of its epochs among those that were run."""
+
+    @property
+    def best(self) -> float:
+        return max(point.accuracy.mean for point in self.points)
+
+
+def frontier_figure(
+    preset: str,
+    title: str,
+    settings: Sequence[Setting],
+    named: Mapping[Setting, str],
+    times: Sequence[float | None],
+) -> Figure:
+    """Accuracy against floats per parameter and against time, one legend for both.
+
+    Args:
+        preset: Names the picture.
+        title: Of the stream.
+        settings: Every method, and the two ends of the scale.
+        named: What each is called.
+        times: Of each beside a plain run, where it is known.
+    """
+    families = list(_families(settings, times))
+    ends = [s for s in settings if s.approximation is None]
+    said = "; ".join(
+        f"{named[s]} {mean_accuracy(s):.1f} per cent at {floats(s):.1f} floats"
+        for s in settings
+        if s.approximation is not None
+    )
+    lines = sum(wrapped(name).count("\n") + 1 for name in [f.name for f in families] + ["e"] * 4)
+    drawn = panel(
+        f"frontier-{preset}",
+        f"Average accuracy against floats per parameter and against time, {title}: {said}",
+        partial(_draw, families=families, ends=ends, title=title),
+        width=10.4,
+        height=max(4.2, 0.7 + 0.2 * lines),
+        wide=True,
+    )
+    return Figure(
+        f"frontier-{preset}",
+        f"Accuracy against memory and time: {preset}",
+        [drawn],
+        "Mean over seeds with one standard deviation, on logarithmic scales. Left: 32-bit numbers per "
+        "parameter beside the anchor. Right: processor time of training and consolidation, beside that "
+        "of a run in which nothing is held; runs from machines of different speed are made alike by the "
+        "time their tests took. Dashed: nothing is held (far below the others it is in the legend "
+        "alone); dotted: all tasks at once. The legend begins with the best.",
+    )
+
+
+def _families(settings: Sequence[Setting], times: Sequence[float | None]) -> Iterator[_Family]:
+    """The families, the best first."""
+    lengths = sorted({epochs(s) for s in settings})
+    found: dict[str, list[_Point]] = {}
+    for setting, time in zip(settings, times, strict=True):
+        accuracy = summary(list(finals(setting).values()))
+        if setting.approximation is not None and accuracy is not None:
+            found.setdefault(_name(setting, lengths), []).append(_Point(setting, accuracy, time))
+    used: dict[str, int] = {}
+    families = []
+    for name, points in found.items():
+        first = points[0].setting
+        place = used.setdefault(first.approximation or "", 0)
+        used[first.approximation or ""] += 1
+        marker = _MARKERS[place % len(_MARKERS)]
+        families.append(_Family(name, tuple(points), marker, lengths.index(epochs(first))))
+    return iter(sorted(families, key=lambda family: -family.best))
+
+
+def _name(setting: Setting, lengths: Sequence[int]) -> str:
+    """What members of a family have in common; epochs where they are not the usual ones."""
+    key = setting.approximation or ""
+    said = [_NAMES.get(key, words(key)), *setting.variant]
+    said += [setting.storage] if setting.storage != "float32" else []
+    said += [f"from {setting.limit:,} examples"] if setting.limit is not None else []
+    said += [f"{epochs(setting)} epochs"] if epochs(setting) > lengths[0] else []
+    return ", ".join(said)
+
+
+def _draw(
+    canvas: "Canvas", families: Sequence[_Family], ends: Sequence[Setting], title: str
+) -> None:
+    left, right = canvas.subplots(1, 2, sharey=True)
+    for family in families:
+        _lines(left, family, [(point.memory, point) for point in family.points])
+        timed = [(point.time, point) for point in family.points if point.time is not None]
+        _lines(right, family, timed)
+    for end in ends:
+        mean = mean_accuracy(end)
+        for axes in (left, right):
+            label = f"{end.label} {mean:.1f}"
+            axes.axhline(mean, color=colour(None), ls=line(end), lw=0.8, label=label)
+    points = [point for family in families for point in family.points]
+    _focus(left, [point.accuracy for point in points], [mean_accuracy(end) for end in ends])
+    _logarithmic(left, _TICKS, [point.memory for point in points])
+    _logarithmic(right, _TIMES, [point.time for point in points if point.time])
+    left.set_xlabel("floats per parameter")
+    right.set_xlabel("time of training and consolidation, × a plain run")
+    left.set_ylabel("average accuracy, %")
+    left.set_title(title)
+    tidy(left)
+    tidy(right)
+    handles, labels = left.get_legend_handles_labels()
+    order = sorted(range(len(labels)), key=lambda i: i < len(ends))  # lines come before points
+    canvas.legend(
+        [handles[i] for i in order],
+        [wrapped(labels[i]) for i in order],
+        loc="outside right center",
+        handlelength=2.0,
+        labelspacing=0.6,
+    )
+
+
+def _focus(axes: "Axes", held: Sequence[Summary], ends: Sequence[float]) -> None:
+    """Show what holds something, with its spread, and the ends of the scale that are no further away."""
+    if not held:
+        return
+    low = min(value.mean - (value.std if value.count > 1 else 0) for value in held)
+    high = max(value.mean + (value.std if value.count > 1 else 0) for value in held)
+    room = max(high - low, 2.0)
+    near = [end for end in ends if low - room / 2 <= end <= high + room]
+    axes.set_ylim(min([low, *near]) - 0.05 * room, max([high, *near]) + 0.08 * room)
+
+
+def _lines(axes: "Axes", family: _Family, points: Sequence[tuple[float, _Point]]) -> None:
+    """The points of a family with their spread, in the order of what they cost."""
+    points = sorted(points, key=lambda point: point[0])
+    values = [point.accuracy for _, point in points]
+    shade = colour(family.points[0].setting.approximation)
+    axes.errorbar(
+        [x for x, _ in points],
+        [v.mean for v in values],
+        yerr=[v.std if v.count > 1 else 0 for v in values],
+        color=shade,
+        label=family.name,
+        marker=family.marker,
+        ls=_LINES[family.length % len(_LINES)],
+        mfc="none" if family.length else shade,  # hollow: learnt for longer
+        ms=4,
+        capsize=2,
+        lw=1.2,
+        elinewidth=0.8,
+    )
+
+
+def _logarithmic(axes: "Axes", ticks: Sequence[float], places: Sequence[float]) -> None:
+    """A logarithmic scale with round numbers where there is something."""
+    axes.set_xscale("log")
+    low, high = (min(places), max(places)) if places else (ticks[0], ticks[-1])
+    shown = [tick for tick in ticks if low / 1.5 <= tick <= 1.5 * high]
+    axes.set_xticks(shown, [f"{tick:g}" for tick in shown])
+    axes.minorticks_off()
