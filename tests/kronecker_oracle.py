@@ -12,6 +12,7 @@ import holdfast as hf
 import reference
 
 DOUBLE = torch.float64
+SHARE = 2**-26  # of its diagonal: directions of less curvature move no centre
 Places = dict[
     str, Tensor
 ]  # layer -> where the entries of its matrices are in θ, (groups, out, in)
@@ -350,28 +351,10 @@ def merged_plus_low_rank(
     return out + low
 
 
-def recentred(
-    model: nn.Module, total: Tensor, merged_: Tensor, b: Tensor, k: Tensor
-) -> tuple[Tensor, Tensor]:
-    """δᵀΩδ + 2bᵀδ + k with the minima of ``total`` along the eigenvectors of every merged block."""
-    b, k, least = b.clone(), k.clone(), torch.zeros((), dtype=DOUBLE)
-    others = torch.ones(len(b), dtype=torch.bool)
-    for place in (p for stack in places(model).values() for p in stack):
-        at = place.flatten()
-        others[at] = False
-        A, G = partial_traces(take(merged_, place), *place.shape)
-        U = torch.kron(torch.linalg.eigh(G)[1], torch.linalg.eigh(A)[1])
-        old, new = ((U.T @ take(m, place) @ U).diagonal() for m in (total, merged_))
-        turned = U.T @ b[at]
-        for i in range(len(at)):
-            if float(old[i]) <= 1e-12 * float(old.max()):
-                turned[i] = 0
-                continue
-            k -= turned[i] ** 2 / old[i]
-            turned[i] *= new[i] / old[i]
-            k += turned[i] ** 2 / new[i]
-            least += turned[i] ** 2 / new[i]
-        b[at] = U @ turned
-    diagonal = merged_.diagonal()[others]
-    least += (b[others] ** 2 / diagonal)[diagonal > 0].sum()
-    return b, torch.maximum(k, least)
+def recentred(total: Tensor, merged_: Tensor, b: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """δᵀΩδ + 2bᵀδ + k of the merged matrix, with the minimum of ``total`` and the value there."""
+    held = total.diagonal() > 0
+    c = torch.zeros_like(b)
+    c[held] = torch.linalg.solve((total + SHARE * total.diagonal().diag())[held][:, held], b[held])
+    least = (k - 2 * b @ c + c @ total @ c).clamp(min=0)
+    return merged_ @ c, least + c @ merged_ @ c

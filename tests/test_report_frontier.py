@@ -124,7 +124,7 @@ def test_the_legend_begins_with_the_best(tmp_path: Path) -> None:
         "Low rank<",
         "Sketched<",
         "Diagonal<",
-        "No regularisation 50.0<",
+        "No regularisation ",
     ]
     places = [drawn.index(name) for name in names]
     assert places == sorted(places)
@@ -150,7 +150,7 @@ def test_time_does_not_depend_on_the_machine(tmp_path: Path) -> None:
 
     def timed(experiment: Experiment, work: float, pace: float = 1.0, rows: int = 1) -> Result:
         made = make(experiment)
-        tests = 10 + 55 + 45 + 10 * rows * 5_000 / 10_000  # before, seen, ahead, held out
+        tests = 55 + 45 + 10 * rows * 5_000 / 10_000  # seen, ahead, held out
         seconds = {"training": work / 2, "consolidation": work / 2, "evaluation": tests / 10}
         seconds = {part: value * pace for part, value in seconds.items()}
         held_out = made.validation[:rows]

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import holdfast as hf
+from holdfast.matrices.centre import centre
 from holdfast.matrices.kronecker_block import KroneckerBlock
 from holdfast.matrices.rounding import rounded
 
@@ -191,3 +192,82 @@ def test_other_precisions_are_refused(dtype: torch.dtype) -> None:
     penalty, _ = three_tasks(hf.Diagonal())
     with pytest.raises(ValueError, match=r"a matrix is stored as one of torch\.float64"):
         penalty.to(dtype=dtype)
+
+
+def test_int8_has_a_scale_per_row() -> None:
+    """What float16 must reach, int8 need not: small entries beside large ones are lost, and that is all."""
+    rows = torch.full((16, 100), 0.0035)
+    rows[range(16), range(16)] = 1.0
+    space = hf.ParameterSpace.of(nn.Linear(99, 1))
+    stored = hf.Penalty(space, hf.FactoredMatrix(rows), torch.zeros(100), 1.0).to(dtype=torch.int8)
+    assert float(stored.matrix.trace()) == pytest.approx(16.0, rel=0.01)
+
+
+@pytest.mark.parametrize("approximation", [hf.Kronecker(), hf.Kronecker(rank=2)], ids=repr)
+def test_a_second_time_changes_nothing(approximation: hf.Approximation) -> None:
+    once = three_tasks(approximation)[0].to(dtype=torch.bfloat16)
+    twice = once.to(dtype=torch.bfloat16)
+    for a, b in zip(once.offset, twice.offset, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_sum_is_raised_where_it_can_be() -> None:
+    """The constant of a factored matrix is that of its rows; of a diagonal it is a number."""
+    factored, diagonal = hf.FactoredMatrix(torch.randn(2, 4)), hf.DiagonalMatrix(torch.ones(4))
+    for parts in ([factored, diagonal], [diagonal, factored]):
+        matrix = hf.SumMatrix(parts)
+        offset = matrix.moved((), torch.randn(4))
+        point = torch.randn(4)
+        before, after = (
+            matrix.value_and_product(point, o)[0] for o in (offset, matrix.raised(offset, 2.0))
+        )
+        assert float(after - before) == pytest.approx(2.0, abs=1e-5)
+
+
+def test_a_centre_is_not_far_along_what_is_hardly_held() -> None:
+    """b has a little of such a direction, which only rounding put there."""
+    values = torch.tensor([1.0, 0.5, 1e-9], dtype=torch.float64)
+    turn = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64)).Q
+    matrix = turn @ values.diag() @ turn.T
+    b = matrix @ turn[:, 0] + 1e-6 * turn[:, 2]
+    far = centre(lambda v: matrix @ v, matrix.diagonal(), b, 0.0)
+    near = centre(lambda v: matrix @ v, matrix.diagonal(), b, 1e-3)
+    assert float(far.norm()) > 100
+    assert float(near.norm()) < 2
+
+
+@pytest.mark.parametrize(
+    "approximation",
+    [
+        hf.Kronecker(rank=2, merge="stack"),
+        hf.Kronecker(correction="eigen", merge="stack"),
+        hf.KroneckerPlusLowRank(rank=3, correction="eigen"),
+        hf.Kronecker(rank=2),
+        hf.Kronecker(),
+    ],
+    ids=repr,
+)
+def test_a_task_may_follow_a_penalty_in_half_precision(approximation: hf.Approximation) -> None:
+    """What rounding left along free directions has no curvature there that the next task could hold."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    recipe, whole, half = hf.Regularizer(hf.EWC(), approximation, anchor="each"), None, None
+    for task in range(5):
+        x = torch.randn(6, 8)
+        x[:, :2] = 0  # inputs without any signal
+        data = [(x, torch.randint(0, 3, (6,)))]
+        whole = recipe.consolidate(model, data, previous=whole, seed=task, progress=False)
+        stored = None if half is None else half.to(dtype=torch.bfloat16)
+        half = recipe.consolidate(model, data, previous=stored, seed=task, progress=False)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.3 * torch.randn_like(parameter)
+    furthest = []
+    for penalty in (whole, half):
+        assert penalty is not None
+        zero = torch.zeros(penalty.matrix.dim, dtype=torch.float64)
+        _, b = penalty.matrix.value_and_product(zero, penalty.offset)
+        values, vectors = torch.linalg.eigh(penalty.matrix.dense().double())
+        held = values > 1e-7 * values[-1]
+        furthest.append(float(((vectors.T @ b)[held] / values[held]).norm()))
+    assert furthest[1] < 3 * furthest[0]

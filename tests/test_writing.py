@@ -29,6 +29,29 @@ class Twice(nn.Module):
         return self.head(self.inner(self.inner(x).tanh()).tanh())
 
 
+class Sorting(nn.Module):
+    """Examples in another order for one layer, as sequences are sorted by length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(4, 5), nn.Linear(5, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        order = x[:, 0].argsort()
+        return self.head(self.b(self.a(x[order]).tanh())[order.argsort()].tanh())
+
+
+class Mirror(nn.Module):
+    """The last example first, all the way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.head = nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.a(x.flip(0)).tanh()).flip(0)
+
+
 class Idle(nn.Module):
     """A layer that no output depends on, and one that is never called."""
 
@@ -72,6 +95,8 @@ NETWORKS = {
         nn.Linear(4, 5, bias=False), nn.ReLU(), nn.Linear(5, 3, bias=False)
     ),
     "twice": Twice,
+    "sorting": Sorting,
+    "mirror": Mirror,
     "idle": Idle,
     "words": Words,
     "pictures": Pictures,
@@ -292,3 +317,22 @@ def test_rows_that_are_told_piece_by_piece_stand_in_order(
     monkeypatch.setattr("holdfast.gradients.ROW_BYTES", 3 * 8 * dim)  # few rows at a time
     found = torch.cat([written(batch, 5, dim) for batch in rows])
     close(found, reference.rows(model, columns, hf.EWC(), seed=SEED))
+
+
+@pytest.mark.parametrize("size", [1, 4, COUNT])
+@pytest.mark.parametrize(
+    "approximation",
+    [
+        hf.LowRank(rank=99),
+        hf.BlockDiagonal(size=99),
+        hf.Nystrom(size=99),
+        hf.KroneckerPlusLowRank(rank=99),
+    ],
+    ids=lambda a: type(a).__name__,
+)
+def test_networks_that_sort_their_examples(approximation: hf.Approximation, size: int) -> None:
+    model, columns = network("sorting"), CASES["mlp"].columns(COUNT)
+    recipe = hf.Regularizer(hf.EWC(), approximation)
+    penalty = recipe.consolidate(model, batches(columns, size), seed=0)
+    rows = reference.rows(model, columns, hf.EWC())
+    close(penalty.matrix.dense(), rows.T @ rows / COUNT, 1e-6)

@@ -70,6 +70,17 @@ def has_labels(batch: Any) -> bool:
     return listed and len(batch) > 1 and batch[1] is not None
 
 
+def refuse_single(batch: Any) -> None:
+    """Refuse what is no batch but one example of a data set: its label is a single number."""
+    label = labels(batch) if has_labels(batch) else None
+    if isinstance(label, int | float) or (isinstance(label, Tensor) and label.dim() == 0):
+        raise ValueError(
+            f"expected batches, got a single example: its label is the number {label!r}, not one "
+            "number per example; wrap the data in torch.utils.data.DataLoader(data, batch_size=64), "
+            "or pass forward= where the second entry of a batch is no label"
+        )
+
+
 def tensors(batch: Any) -> list[Tensor]:
     """Every tensor in a batch."""
     if isinstance(batch, Tensor):

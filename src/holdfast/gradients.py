@@ -95,6 +95,8 @@ class Gradients:
 
     def check(self, batch: Any) -> None:
         """Look at the first batch once: refuse what cannot work, learn the rows per example."""
+        if self._call.function is batches.forward:
+            batches.refuse_single(batch)
         outputs = self._outputs(batch)
         self.importance.check(outputs, batch, self._loss)
         self.rows_per_example = self.importance.rows_per_example(outputs)

@@ -19,7 +19,10 @@ IGNORED = -100  # the label that PyTorch's cross-entropy leaves out
 
 def classification(outputs: Tensor, batch: Any) -> Tensor:
     """Cross-entropy of class logits (B, K) with class indices (B,)."""
-    return F.cross_entropy(outputs, batches.labels(batch), reduction="none")
+    labels = batches.labels(batch)
+    if not labels.is_floating_point():  # int32 of NumPy, bool
+        labels = labels.long()
+    return F.cross_entropy(outputs, labels, reduction="none")
 
 
 def gaussian(outputs: Tensor, batch: Any) -> Tensor:

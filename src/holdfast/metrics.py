@@ -36,9 +36,9 @@ def average_accuracy(accuracy: Matrix) -> float:
 
 
 def forgetting(accuracy: Matrix) -> float:
-    r"""Mean drop from the best accuracy a task ever had before the last one was learnt.
+    r"""Mean drop from the best accuracy a task had since it was learnt, before the last one was.
 
-    .. math:: \frac1{T-1} \sum_{j<T-1} \bigl(\max_{i<T-1} R_{ij} - R_{T-1,j}\bigr)
+    .. math:: \frac1{T-1} \sum_{j<T-1} \bigl(\max_{j \le i<T-1} R_{ij} - R_{T-1,j}\bigr)
 
     Negative if tasks improved. Not a number for a single task.
 
@@ -48,7 +48,8 @@ def forgetting(accuracy: Matrix) -> float:
     matrix = _matrix(accuracy)
     if len(matrix) < 2:
         return math.nan
-    return float((np.nanmax(matrix[:-1, :-1], axis=0) - matrix[-1, :-1]).mean())
+    best = [matrix[task:-1, task].max() for task in range(len(matrix) - 1)]
+    return float((best - matrix[-1, :-1]).mean())
 
 
 def backward_transfer(accuracy: Matrix) -> float:

@@ -1,6 +1,7 @@
 r"""The penalty: a value that a training loop adds to its loss."""
 
 import dataclasses
+import numbers
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from holdfast.matrices import FactoredMatrix, Offset, PSDMatrix
 from holdfast.matrices.base import compute_dtype
-from holdfast.matrices.rounding import STORED, check_range
+from holdfast.matrices.rounding import STORED, check_range, coarsest
 from holdfast.parameters import ParameterSpace
 
 if TYPE_CHECKING:
@@ -190,7 +191,8 @@ class Penalty:
 
     def with_strength(self, strength: float) -> Self:
         """The same penalty with another λ."""
-        return dataclasses.replace(self, strength=strength)
+        real = isinstance(strength, numbers.Real) and not isinstance(strength, bool)
+        return dataclasses.replace(self, strength=float(strength) if real else strength)  # NumPy's
 
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -208,8 +210,11 @@ class Penalty:
                 raise ValueError(f"a matrix is stored as one of {known}, got {dtype!r}")
             with torch.no_grad(), full_precision(self.anchor.device):
                 matrix = self.matrix.to(dtype=dtype)
-                check_range(self.matrix.diagonal(), matrix.diagonal(), dtype)
-                offset = self.matrix.stored_offset(offset, matrix)
+                if dtype.is_floating_point:  # int8 has a scale per row
+                    check_range(self.matrix.diagonal(), matrix.diagonal(), dtype)
+                eps = coarsest(matrix.tensors.values())
+                if eps and eps != coarsest(self.matrix.tensors.values()):
+                    offset = self.matrix.recentred(offset, matrix, eps)
         return dataclasses.replace(
             self,
             matrix=matrix.to(device=device),

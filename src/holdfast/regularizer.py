@@ -30,6 +30,7 @@ from holdfast.hashing import Draw, checked_seed
 from holdfast.history import History, Sum
 from holdfast.importance import EWC, Importance, Loss
 from holdfast.matrices import Offset, PSDMatrix
+from holdfast.matrices.rounding import coarsest
 from holdfast.parameters import ParameterSpace, unwrap
 from holdfast.penalty import Penalty, TaskRecord, _check_strength
 from holdfast.preservation import neutral, preserved
@@ -206,6 +207,10 @@ class Regularizer:
             if w_old != 1:
                 old, offset = w_old * old, old.scaled_offset(offset, w_old)
             new, offset = self.approximation.add(old, offset, new)
+            if eps := coarsest(
+                old.tensors.values()
+            ):  # rounding has left something where nothing was
+                offset = new.recentred(offset, new, eps)
             records = (*previous.tasks, record)
         return Penalty(space, new, anchor, self.strength, offset, self.describe(), records)
 

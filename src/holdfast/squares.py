@@ -24,6 +24,7 @@ __all__ = ["Squares"]
 _PROBES = 2  # examples that go both ways: one could not tell examples from other dimensions
 _CANDIDATES = 16  # examples that they are chosen from
 
+_Marked = tuple[Tensor, Tensor]  # how much examples count, the gradients of a layer's outputs
 _Owned = tuple[int, LayerShape, int | None]  # which layer, and the position of its bias
 
 
@@ -54,8 +55,19 @@ class Squares:
         examples: Examples,
         layers: Sequence[LayerShape] = (),
         reader: LayerReader | None = None,
+        *,
+        ordered: bool = False,
     ) -> None:
-        r"""Add :math:`\sum_i w_i \circ w_i` to the flat vector ``out``; ``reader`` takes ``layers``."""
+        r"""Add :math:`\sum_i w_i \circ w_i` to the flat vector ``out``; ``reader`` takes ``layers``.
+
+        Args:
+            out: The vector.
+            examples: A batch.
+            layers: What the reader hears of.
+            reader: Takes pairs or rows.
+            ordered: Whether the reader needs the examples in their order in every layer, which is then
+                proven for this batch: sums do not depend on it, rows do.
+        """
         if any(not site.certain for site in self._sites) and len(examples) > 1:
             self._prove(examples)
         places = {a: i for i, (a, b) in enumerate(self._gradients.space.ranges) if a < b}
@@ -63,7 +75,7 @@ class Squares:
             places[s.weight]: (k, s, None if s.bias is None else places[s.bias])
             for k, s in enumerate(layers)
         }
-        done = self._read(out, examples, owned, reader)
+        done = self._read(out, examples, owned, reader, ordered)
         rest = [i for i, p in enumerate(self._parameters) if i not in done and p.numel()]
         if not rest:
             return
@@ -84,11 +96,13 @@ class Squares:
         examples: Examples,
         owned: Mapping[int, _Owned],
         reader: LayerReader | None,
+        ordered: bool,
     ) -> set[int]:
         """Add what the layers tell; returns the positions of the parameters that are done."""
         sites = [site for site in self._sites if site.certain]
         if not sites:
             return set()
+        shown = self._marked(sites, examples) if ordered and len(examples) > 1 else {}
         untouched, pieces = self._pass(sites, examples), self._gradients.space.split(out)
         watched = {i for site in sites for i in site.positions.values()}
         told = set()  # the reader hears of every layer that is its own
@@ -99,13 +113,24 @@ class Squares:
             held = set(site.positions.values())
             if not site.calls:
                 done |= (held & untouched) - told
-            elif site.readable(len(examples)) and held <= untouched:
+            elif site.readable(len(examples)) and held <= untouched and _in_order(site, shown):
                 self._take(site, pieces, owned, reader)
                 done |= held
             else:  # what was proven does not hold: it is not believed again
                 self._sites.remove(site)
             site.reset()
         return done
+
+    def _marked(self, sites: Sequence[Site], examples: Examples) -> dict[Site, _Marked]:
+        """What comes back when every example counts differently, and how much each counts."""
+        generator = torch.Generator().manual_seed(len(examples))
+        marks = torch.randperm(len(examples), generator=generator) / len(examples) + 0.5
+        marks = marks.to(device=self._gradients.device, dtype=self._gradients.like["dtype"])
+        self._pass(sites, examples, marks)
+        found = {site: (marks, site.gradient) for site in sites if site.gradient is not None}
+        for site in sites:
+            site.reset()
+        return found
 
     def _take(
         self,
@@ -175,3 +200,15 @@ class Squares:
                 site.add_(pieces, site.positions)
                 site.certain = site.tells(pieces, truth)
             site.reset()
+
+
+def _in_order(site: Site, shown: Mapping[Site, _Marked]) -> bool:
+    """Whether a layer's gradients grew with the marks of the examples that stand at their places.
+
+    A network may sort its examples for a layer, by length or by expert, and undo it later.
+    """
+    if site not in shown or site.gradient is None or not site.gradient.numel():
+        return True
+    marks, marked = shown[site]
+    expected = site.gradient * marks.view(-1, *[1] * (site.gradient.dim() - 1)).to(site.gradient)
+    return marked.shape == expected.shape and site.agree(marked, expected)

@@ -41,7 +41,7 @@ class Writing:
             return
         writer = _RowWriter(out, self._layers)
         nothing = out.new_zeros(()).expand(out.shape[1])  # no parameter is left for it
-        self._gradients.squares.add_(nothing, examples, self._layers, writer)
+        self._gradients.squares.add_(nothing, examples, self._layers, writer, ordered=True)
         if not writer.bounded:
             check_rows(out, examples.index)
 

@@ -124,9 +124,9 @@ class Composite(Approximation):
             if not held and pattern != "*":
                 layers = ", ".join(dict.fromkeys(kind[0] for kind in kinds if kind))
                 raise ValueError(
-                    f"{pattern!r} of Composite has no parameter to hold: nothing matches it, or an "
-                    f"earlier pattern takes it first; the parameters are {', '.join(space.names)}, in "
-                    f"layers of the classes {layers}"
+                    f"{pattern!r} of Composite has no parameter to hold: what it matches is frozen or "
+                    "excluded, or an earlier pattern takes it first, or nothing matches it; the held "
+                    f"parameters are {', '.join(space.names)}, in layers of the classes {layers}"
                 )
         return found
 

@@ -14,7 +14,7 @@ from holdfast.approximation.kronecker_readers import Factors, Moments
 from holdfast.configuration import QUIET
 from holdfast.matrices import KroneckerMatrix, Offset, PSDMatrix
 from holdfast.matrices.kronecker_block import KroneckerBlock
-from holdfast.matrices.kronecker_sums import averaged, nearest, recentred
+from holdfast.matrices.kronecker_sums import averaged, nearest
 from holdfast.parameters import ParameterSpace
 from holdfast.regrouping import HELD_BYTES, Regrouping
 from holdfast.rows import GivenRows, RowBatch
@@ -22,7 +22,6 @@ from holdfast.rows import GivenRows, RowBatch
 __all__ = ["Kronecker"]
 
 _BATCH = 128  # rows at a time, whatever the batches: what can be read is then found out alike
-_SQUARES = 5  # matrices of both sides, in float64, with which a common centre is found
 
 
 class _Held:
@@ -213,7 +212,10 @@ class Kronecker(Approximation):
         if self.merge == "stack":
             return old + new, offset
         merged = old.combined(new, self._merge)
-        return merged, _recentred(old, new, merged, offset) if offset else ()
+        if not offset:
+            return merged, ()
+        rounding = torch.finfo(offset[0].dtype).eps  # of products; twice as many digits are safe
+        return merged, merged.centred_as([old, new], offset, rounding**0.5)
 
     def _merge(self, one: KroneckerBlock, two: KroneckerBlock) -> KroneckerBlock:
         return (averaged if self.merge == "average" else nearest)(one, two, self.rank)
@@ -221,37 +223,6 @@ class Kronecker(Approximation):
     def embed(self, matrix: PSDMatrix, space: ParameterSpace, index: Tensor) -> PSDMatrix:
         assert isinstance(matrix, KroneckerMatrix)
         return _fitted(matrix.expand(space.dim, index), space)
-
-
-def _recentred(
-    old: KroneckerMatrix, new: KroneckerMatrix, merged: KroneckerMatrix, offset: Offset
-) -> Offset:
-    """The offset of two merged matrices: minima stay where they were, and nothing is negative."""
-    b, k = offset[0].clone(), offset[1]
-    olds, news = ({block.weight: block for block in m.blocks} for m in (old, new))
-    rest = merged.rest.to(b.dtype)
-    linear = b[merged.others]
-    least = torch.where(rest > 0, linear.square() / rest, torch.zeros_like(rest)).sum()
-    for block in merged.blocks:
-        if block.weight in olds and block.weight in news:
-            if merged.thin:  # whole factors are nowhere else
-                _check_square(block)
-            pair = olds[block.weight], news[block.weight]
-            moved, change, needed = recentred(*pair, block, block.matrix(b))
-            block.write(b, moved)
-            k, least = k + change, least + needed
-    return b, torch.maximum(k, least)
-
-
-def _check_square(block: KroneckerBlock) -> None:
-    """Refuse the factors of a layer, written out, where they do not fit."""
-    _, _, groups, outputs, columns = block.place
-    memory.require(
-        f"the common centre of several anchors in {block.name or 'a layer'} ({outputs} x {columns})",
-        _SQUARES * 8 * groups * (outputs**2 + columns**2),
-        block.inputs.device,
-        "take anchor='latest', or Diagonal() for this layer in a Composite",
-    )
 
 
 def _fitted(matrix: KroneckerMatrix, space: ParameterSpace) -> KroneckerMatrix:

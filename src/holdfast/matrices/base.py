@@ -15,11 +15,15 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from holdfast.matrices.rounding import centre, coarse
+from holdfast.matrices.centre import centre
 
 __all__ = ["Offset", "PSDMatrix", "compute_dtype"]
 
 Offset = tuple[Tensor, ...]
+
+# Of what rounding changes: with all of it, much that holds is lost over several tasks, and with a
+# hundredth still nothing is far away.
+_SHARE = 1 / 16
 
 
 def compute_dtype(*tensors: Tensor) -> torch.dtype:
@@ -148,22 +152,39 @@ class PSDMatrix(ABC):
         """The offset of ``scale * matrix``."""
         return tuple(scale * part for part in offset)
 
-    def stored_offset(self, offset: Offset, stored: "PSDMatrix") -> Offset:
-        """The offset with which the same matrix in another precision has its minimum where this one has it.
+    def recentred(self, offset: Offset, stored: "PSDMatrix", eps: float) -> Offset:
+        """The offset with which this matrix, stored coarsely, has its minimum where it is as it stands.
 
         As it was, it would have parts along directions that have lost their curvature, or nearly all of
         it: the minimum would be far away there, and could be below zero.
+
+        Args:
+            offset: That of this matrix.
+            stored: The same matrix in another precision.
+            eps: Of the coarsest precision that either was in.
         """
-        kinds = {tensor.dtype for tensor in stored.tensors.values()}
-        same = kinds == {tensor.dtype for tensor in self.tensors.values()}
-        if not offset or same or not any(map(coarse, kinds)):
-            return offset
-        zero = torch.zeros(self.dim, dtype=torch.float64, device=self.device)
-        k, b = self.value_and_product(zero, offset)
-        eps = max(torch.finfo(kind).eps for kind in kinds if coarse(kind))
-        c = centre(self.__matmul__, self.diagonal(), b, eps)
-        least = (k - 2 * (b @ c) + self.quadratic(c)).clamp(min=0)  # the value there
-        moved = stored.raised(stored.moved((), c), least)
+        return stored.centred_as([self], offset, _SHARE * eps) if offset else ()
+
+    def centred_as(self, terms: Sequence["PSDMatrix"], offset: Offset, share: float) -> Offset:
+        """The offset with which this matrix has its minimum, and its value there, where a sum has it.
+
+        Args:
+            terms: What is added up; of the same kind, with one offset.
+            offset: That of the sum.
+            share: Directions in which the sum is less than this share of its diagonal move nothing.
+        """
+        dtype = offset[0].dtype
+        zero = torch.zeros(self.dim, dtype=dtype, device=self.device)
+        k, b = (part.double() for part in terms[0].value_and_product(zero, offset))
+
+        def product(v: Tensor) -> Tensor:
+            first, *rest = ((term @ v.to(dtype)).double() for term in terms)
+            return sum(rest, first)
+
+        first, *rest = (term.diagonal().double() for term in terms)
+        c = centre(product, sum(rest, first), b, share)
+        least = (k - 2 * (b @ c) + c @ product(c)).clamp(min=0)  # the value there
+        moved = self.raised(self.moved((), c), least)
         return tuple(new.to(old.dtype) for new, old in zip(moved, offset, strict=True))
 
     def raised(self, offset: Offset, value: Tensor) -> Offset:

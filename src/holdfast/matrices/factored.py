@@ -138,7 +138,7 @@ class FactoredMatrix(PSDMatrix):
         e = self.project(d)
         return (e + offset[0] if offset else e,)
 
-    def stored_offset(self, offset: Offset, stored: PSDMatrix) -> Offset:
+    def recentred(self, offset: Offset, stored: PSDMatrix, eps: float) -> Offset:
         return offset  # of the rows, whatever they are
 
     def scaled_offset(self, offset: Offset, scale: float) -> Offset:

@@ -31,7 +31,7 @@ from holdfast.matrices.base import compute_dtype
 from holdfast.matrices.kronecker_block import KroneckerBlock
 from holdfast.matrices.thin_block import ThinBlock, mixed, overlaps
 
-__all__ = ["averaged", "bases", "cleared", "inner", "nearest", "recentred"]
+__all__ = ["averaged", "bases", "cleared", "inner", "nearest"]
 
 _ITERATIONS = 100  # of a power iteration on as many numbers as there are terms
 
@@ -69,36 +69,6 @@ def nearest(one: KroneckerBlock, two: KroneckerBlock, rank: int | None = None) -
     dtype = compute_dtype(one.inputs, two.inputs)
     weights = ((a / scale).T.to(dtype), (b * scale).T.to(dtype))
     return _one(one, two, weights, rank)
-
-
-def recentred(
-    one: KroneckerBlock, two: KroneckerBlock, merged: KroneckerBlock, b: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    r"""The linear term b of :math:`\delta^\top \Omega \delta + 2 b^\top \delta + k` after a merge.
-
-    Along every direction of the merged block's eigenvectors the minimum stays where that of the sum was:
-    b shrinks and grows with the curvature. As it was, it would pull far beyond the old anchors where
-    the merged curvature is weaker than the sum's.
-
-    Returns:
-        The new b, what to add to k so that the depth of these minima stays too, and the least k for
-        which the block's part is nowhere negative.
-    """
-    dtype = b.dtype
-    if merged.values is None:
-        A, G = bases(*(factor.to(dtype) for factor in merged.factors()))
-    else:
-        A, G = merged.inputs.to(dtype), merged.outputs.to(dtype)
-    total, now = _along(one, A, G) + _along(two, A, G), _along(merged, A, G)
-    held = [part.dtype for block in (one, two, merged) for part in block.parts.values()]
-    # what is smaller is rounding; of numbers that were stored in half precision, which average out
-    eps = max(torch.finfo(dtype).eps, *(torch.finfo(kind).eps / 64 for kind in held))
-    least = eps * total.amax((-2, -1), keepdim=True)
-    turned = G[0].mT @ b @ A[0]
-    ratio = torch.where(total > least, now / total, torch.zeros_like(total))
-    depth = torch.where(total > least, turned.square() / total, torch.zeros_like(total))
-    moved = G[0] @ (turned * ratio) @ A[0].mT
-    return moved, (depth * (ratio - 1)).sum(), (depth * ratio).sum()
 
 
 def bases(A: Tensor, G: Tensor) -> Factors:

@@ -103,10 +103,10 @@ class NestedMatrix(PSDMatrix):
         each = zip(self.parts, self.offsets(offset), vectors, strict=True)
         return tuple(itertools.chain(*(part.moved(own, v) for part, own, v in each)))
 
-    def stored_offset(self, offset: Offset, stored: PSDMatrix) -> Offset:
+    def recentred(self, offset: Offset, stored: PSDMatrix, eps: float) -> Offset:
         assert isinstance(stored, NestedMatrix)
         each = zip(self.parts, self.offsets(offset), stored.parts, strict=True)
-        return tuple(itertools.chain(*(part.stored_offset(own, s) for part, own, s in each)))
+        return tuple(itertools.chain(*(part.recentred(own, s, eps) for part, own, s in each)))
 
     def raised(self, offset: Offset, value: Tensor) -> Offset:
         offsets = self.offsets(offset)

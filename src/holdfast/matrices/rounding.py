@@ -5,23 +5,27 @@ negative, and an optimiser follows them without end. So the diagonal is raised, 
 and by no more than it takes; what is zero stays zero.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-__all__ = ["STORED", "centre", "check_range", "coarse", "rounded"]
+__all__ = ["STORED", "check_range", "coarse", "coarsest", "rounded"]
 
 STORED = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int8)
 _HALF = 1e-4  # precisions coarser than this; float32 rounds where nobody can go
 _MATTERS = 1e-4  # of the largest entry of a diagonal: rounding alone changes what is smaller
 _LOST = 0.05  # of the entries that matter may lose half of what they are
-_TOLERANCE, _STEPS = 1e-6, 300  # of conjugate gradients
 
 
 def coarse(dtype: torch.dtype) -> bool:
     """Whether rounding to a precision may turn directions that are free into others."""
     return dtype.is_floating_point and torch.finfo(dtype).eps > _HALF
+
+
+def coarsest(tensors: Iterable[Tensor]) -> float:
+    """ε of the coarsest such precision that numbers are stored in; 0 if none is."""
+    return max((torch.finfo(t.dtype).eps for t in tensors if coarse(t.dtype)), default=0.0)
 
 
 def check_range(exact: Tensor, stored: Tensor, dtype: torch.dtype) -> None:
@@ -52,7 +56,7 @@ def rounded(matrices: Tensor, dtype: torch.dtype | None) -> Tensor:
     if dtype is None or dtype == matrices.dtype or not coarse(dtype):
         return matrices if dtype is None else matrices.to(dtype)
     stored = matrices.to(dtype)
-    work = stored.float()
+    work = stored.double()  # which knows eigenvalues far below what rounding has changed
     diagonal = work.diagonal(dim1=-2, dim2=-1)
     if not matrices.numel() or not bool(work.isfinite().all()):
         return stored  # what is not finite is refused by name elsewhere
@@ -60,7 +64,7 @@ def rounded(matrices: Tensor, dtype: torch.dtype | None) -> Tensor:
     unit = torch.where(roots > 0, 1 / roots, 0.0)
     # the diagonal is one: a share of it is the same number everywhere
     values = torch.linalg.eigvalsh(work * unit.unsqueeze(-1) * unit.unsqueeze(-2))
-    noise = 16 * torch.finfo(torch.float32).eps * values[..., -1:].clamp(min=1)  # of these values
+    noise = 16 * torch.finfo(torch.float64).eps * values[..., -1:].clamp(min=1)  # of these values
     share = torch.where(values[..., :1] < -noise, noise - values[..., :1], 0.0)
     stored = torch.where((unit.unsqueeze(-1) * unit.unsqueeze(-2)) > 0, stored, 0)
     stored.diagonal(dim1=-2, dim2=-1).copy_(_up(diagonal * (1 + share), dtype))
@@ -72,36 +76,3 @@ def _up(values: Tensor, dtype: torch.dtype) -> Tensor:
     nearest = values.to(dtype)
     more = (values * (1 + torch.finfo(dtype).eps)).to(dtype)
     return torch.where(nearest.to(values.dtype) < values, more, nearest)
-
-
-def centre(product: Callable[[Tensor], Tensor], diagonal: Tensor, b: Tensor, eps: float) -> Tensor:
-    r"""A c with :math:`\Omega c = b`, in float64: −c is where the minimum is.
-
-    Along directions in which Ω is less than a share of its diagonal D, c is drawn to zero: there it could
-    be so large that rounding Ω changes more than c is worth. So :math:`(\Omega + sD)c = b` is solved, by
-    conjugate gradients.
-
-    Args:
-        product: v ↦ Ωv.
-        diagonal: That of Ω.
-        b: In the range of Ω, or nearly so.
-        eps: Of the precision that Ω is rounded to; s is a sixteenth of it: with all of it, much that holds
-            is lost over several tasks, and with a hundredth still nothing is far away.
-    """
-    diagonal, share = diagonal.double(), eps / 16
-    inverse = torch.where(diagonal > 0, 1 / diagonal, 0.0)
-    residual = b.double()
-    c, z = torch.zeros_like(residual), inverse * residual
-    direction, energy = z, residual @ z
-    enough = _TOLERANCE**2 * float(energy)
-    for _ in range(_STEPS):
-        image = product(direction) + share * diagonal * direction
-        curvature = direction @ image
-        if not (float(energy) > enough and float(curvature) > 0):
-            break
-        c = c + energy / curvature * direction
-        residual = residual - energy / curvature * image
-        z, before = inverse * residual, energy
-        energy = residual @ z
-        direction = z + energy / before * direction
-    return c

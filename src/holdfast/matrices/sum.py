@@ -49,10 +49,10 @@ class SumMatrix(NestedMatrix):
         first, *rest = (part.dense() for part in self.parts)
         return sum(rest, first)
 
-    def stored_offset(self, offset: Offset, stored: PSDMatrix) -> Offset:
+    def recentred(self, offset: Offset, stored: PSDMatrix, eps: float) -> Offset:
         if not self.has_constant:
-            return super().stored_offset(offset, stored)
-        return PSDMatrix.stored_offset(self, offset, stored)  # one centre for all summands
+            return super().recentred(offset, stored, eps)
+        return PSDMatrix.recentred(self, offset, stored, eps)  # one centre for all summands
 
     def expand(self, dim: int, index: Tensor) -> Self:
         return type(self)([part.expand(dim, index) for part in self.parts])

@@ -107,13 +107,13 @@ def work_tests(setting: Setting) -> float | None:
 
 
 def _tests(run: Run) -> float:
-    """On how many tasks a run was tested in all; a validation set counts by its size."""
+    """On how many tasks a run was tested under the clock; a validation set counts by its size."""
     result, stream = run.result, run.experiment["stream"]
     epochs = sum(len(seen) for task in result.accuracy for seen in task)
     ahead = sum(len(row) - task - 1 for task, row in enumerate(result.test))
     size = stream.get("test") or stream.get("test_size") or _TEST
     held_out = sum(map(len, result.validation)) * stream["validation"] / size
-    return len(result.initial) + epochs + ahead + held_out
+    return epochs + ahead + held_out
 
 
 def transfer(setting: Setting, alone: Mapping[int, Sequence[float]]) -> dict[str, Summary | None]:
