@@ -613,6 +613,22 @@ def test_labels_may_be_integers_of_any_kind(dtype: torch.dtype) -> None:
     assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize(("labels", "said"), [([0, 3], "0 to 3"), ([-1, 2], "-1 to 2")])
+def test_labels_without_an_output_are_refused(labels: list[int], said: str) -> None:
+    recipe = hf.Regularizer(hf.EWC(), hf.Diagonal())
+    with pytest.raises(ValueError, match=f"labels go from {said}, but the network has 3 outputs"):
+        recipe.consolidate(nn.Linear(4, 3), [(torch.randn(2, 4), torch.tensor(labels))])
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+def test_layers_without_a_shape_are_named() -> None:
+    model = nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 2))
+    with pytest.raises(ValueError, match=r"0\.weight, 0\.bias have no shape yet"):
+        hf.Regularizer(hf.EWC(), hf.Diagonal()).consolidate(
+            model, [(torch.randn(2, 4), torch.tensor([0, 1]))]
+        )
+
+
 def test_a_frozen_group_is_said_to_be_frozen() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3))
     model[1].requires_grad_(False)

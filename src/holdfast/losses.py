@@ -94,6 +94,27 @@ def refuse_unshifted(outputs: Any, batch: Any) -> None:
         )
 
 
+def refuse_unknown(outputs: Any, batch: Any) -> None:
+    """Refuse class labels that the network has no output for.
+
+    Raises:
+        ValueError: A label is below zero, or not below the number of outputs.
+    """
+    target = batches.labels(batch) if batches.has_labels(batch) else None
+    if not isinstance(outputs, Tensor) or not isinstance(target, Tensor):
+        return
+    known = target[target != IGNORED]
+    if outputs.dim() not in (2, 3) or known.is_floating_point() or not known.numel():
+        return
+    low, high = int(known.min()), int(known.max())
+    if low < 0 or high >= outputs.shape[-1]:
+        raise ValueError(
+            f"labels go from {low} to {high}, but the network has {outputs.shape[-1]} outputs, for "
+            f"labels from 0 to {outputs.shape[-1] - 1}; renumber the labels, or give the network an "
+            "output per class"
+        )
+
+
 def default(outputs: Any, batch: Any) -> Tensor:
     """Cross-entropy where the shapes leave no doubt; an error that names the choices otherwise."""
     if not isinstance(outputs, Tensor):

@@ -14,6 +14,7 @@ from typing import Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 __all__ = ["ParameterSpace", "unwrap"]
 
@@ -96,6 +97,12 @@ class ParameterSpace:
             exclude: Shell patterns; a parameter must match none of them.
         """
         known = _named(model)
+        lazy = [name for name, p in known.items() if isinstance(p, UninitializedParameter)]
+        if lazy:
+            raise ValueError(
+                f"{', '.join(lazy)} have no shape yet, as their layers are lazy: call the model on one "
+                "batch first"
+            )
         for pattern in (*include, *exclude):
             if not any(_matches(name, [pattern]) for name in known) and pattern != "*":
                 raise ValueError(

@@ -54,6 +54,7 @@ class EWC(Importance):
         if self.labels == "true":
             if loss is None:
                 losses.refuse_unshifted(outputs, batch)
+                losses.refuse_unknown(outputs, batch)
         elif loss is not None:
             raise ValueError(
                 f"EWC(labels={self.labels!r}) takes the label from the model's class probabilities "
