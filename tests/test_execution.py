@@ -53,6 +53,8 @@ def test_a_long_stream_is_tested_on_what_was_seen_and_the_next_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = execute(experiment())
+    monkeypatch.setattr("holdfast.execution.AHEAD", 3)  # as long as the stream: not yet
+    assert execute(experiment()).test == whole.test
     monkeypatch.setattr("holdfast.execution.AHEAD", 2)
     result = execute(experiment())
     assert result.test == [whole.test[0][:2], whole.test[1], whole.test[2]]

@@ -120,9 +120,14 @@ def test_threads_and_columns_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> 
     assert torch.allclose(alone, together, atol=1e-5)
 
 
-def test_one_step_is_adam_in_float64() -> None:
-    """Against the obvious: the dense matrix, one step of torch's own Adam."""
+@pytest.mark.parametrize("kind", ["alone", "first", "last"])
+def test_one_step_is_adam_in_float64(kind: str) -> None:
+    """Against the obvious: the dense matrix, one step of torch's own Adam; wherever a sum has its factor."""
     penalty = held(6)
+    diagonal = hf.DiagonalMatrix(torch.linspace(0, 1, penalty.matrix.dim))
+    parts = {"alone": [], "first": [penalty.matrix, diagonal], "last": [diagonal, penalty.matrix]}
+    if parts[kind]:
+        penalty = dataclasses.replace(penalty, matrix=SumMatrix(parts[kind]))
     model = SHAPE.build(2)
     optimizer = FlatAdam(model, 1e-2)
     before = optimizer.flat.detach().double()
