@@ -38,6 +38,12 @@ CORRECTIONS = ["none", "eigen"]
 correction = pytest.mark.parametrize("correction", CORRECTIONS)
 
 
+@pytest.fixture(autouse=True)
+def _to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Centres as dense algebra finds them: with all the steps that it takes."""
+    monkeypatch.setattr("holdfast.matrices.centre._STEPS", 1000)
+
+
 def consolidate(
     model: nn.Module,
     columns: Columns,

@@ -7,7 +7,9 @@ from torch import Tensor
 
 __all__ = ["centre"]
 
-_TOLERANCE, _STEPS = 1e-6, 300  # of conjugate gradients
+# Of conjugate gradients. Where the sum is strong is known after a few steps; with 30 of them the value at the
+# centre is a few per cent higher than with all, and each costs two products of all layers.
+_TOLERANCE, _STEPS = 1e-6, 50
 
 
 def centre(
