@@ -27,7 +27,7 @@ from holdfast.jobs import Job
 from holdfast.models import MLP
 from holdfast.recipes.cells import Cell, plan_presets
 from holdfast.recipes.recipe import Recipe, Request, Score
-from holdfast.recipes.tuning import SEEDS, Tuning, short_grid
+from holdfast.recipes.tuning import GRID, SEEDS, Tuning, short_grid
 from holdfast.regularizer import Regularizer
 from holdfast.streams import PermutedMNIST, Toy
 from holdfast.training import Training
@@ -181,9 +181,11 @@ def _tuned(base: Experiment, method: Method, smoke: bool) -> Cell:
     if smoke:
         return Cell(found, Tuning(searched, range(6, 7), SEEDS[:1], widest=(6, 6)))
     assert found.regularizer is not None
+    if isinstance(
+        base.stream, Toy
+    ):  # seeds differ by more than neighbours: a short search ends anywhere
+        return Cell(found, Tuning(searched, GRID, floor=base))
     grid = short_grid(found.regularizer)
-    if isinstance(base.stream, Toy):
-        return Cell(found, Tuning(searched, grid, floor=base))
     ten = _base(SEARCHED, smoke)
     searched = dataclasses.replace(searched, preset=SEARCHED, stream=ten.stream)
     # one seed: a search takes hours
