@@ -271,3 +271,12 @@ def test_a_task_may_follow_a_penalty_in_half_precision(approximation: hf.Approxi
         held = values > 1e-7 * values[-1]
         furthest.append(float(((vectors.T @ b)[held] / values[held]).norm()))
     assert furthest[1] < 3 * furthest[0]
+
+
+def test_a_small_negative_value_beside_a_large_one_is_lifted_too() -> None:
+    """253 · 255 is just less than 254²: what rounding leaves is negative by little, and followed all the same."""
+    small = torch.tensor([[253.1, 254.0], [254.0, 255.1]], dtype=torch.float64) / 256
+    matrix = torch.block_diag(torch.ones(8, 8, dtype=torch.float64), small)
+    assert least(matrix) > -1e-15
+    assert least(matrix.to(torch.bfloat16)) < -1e-7
+    assert least(rounded(matrix, torch.bfloat16)) > -1e-14

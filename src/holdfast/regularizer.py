@@ -207,9 +207,8 @@ class Regularizer:
             if w_old != 1:
                 old, offset = w_old * old, old.scaled_offset(offset, w_old)
             new, offset = self.approximation.add(old, offset, new)
-            if eps := coarsest(
-                old.tensors.values()
-            ):  # rounding has left something where nothing was
+            if eps := coarsest(old.tensors.values()):
+                # rounding has left something where nothing was
                 offset = new.recentred(offset, new, eps)
             records = (*previous.tasks, record)
         return Penalty(space, new, anchor, self.strength, offset, self.describe(), records)

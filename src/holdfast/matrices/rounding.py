@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-__all__ = ["STORED", "check_range", "coarse", "coarsest", "rounded"]
+__all__ = ["STORED", "check_range", "coarsest", "rounded"]
 
 STORED = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int8)
 _HALF = 1e-4  # precisions coarser than this; float32 rounds where nobody can go

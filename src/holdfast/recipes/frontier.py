@@ -181,9 +181,8 @@ def _tuned(base: Experiment, method: Method, smoke: bool) -> Cell:
     if smoke:
         return Cell(found, Tuning(searched, range(6, 7), SEEDS[:1], widest=(6, 6)))
     assert found.regularizer is not None
-    if isinstance(
-        base.stream, Toy
-    ):  # seeds differ by more than neighbours: a short search ends anywhere
+    if isinstance(base.stream, Toy):
+        # seeds differ by more than neighbouring strengths: a short search ends anywhere
         return Cell(found, Tuning(searched, GRID, floor=base))
     grid = short_grid(found.regularizer)
     ten = _base(SEARCHED, smoke)
