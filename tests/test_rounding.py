@@ -274,7 +274,7 @@ def test_a_task_may_follow_a_penalty_in_half_precision(approximation: hf.Approxi
 
 
 def test_a_small_negative_value_beside_a_large_one_is_lifted_too() -> None:
-    """253 · 255 is just less than 254²: what rounding leaves is negative by little, and followed all the same."""
+    """253 · 255 is just less than 254²: what rounding leaves is negative by little."""
     small = torch.tensor([[253.1, 254.0], [254.0, 255.1]], dtype=torch.float64) / 256
     matrix = torch.block_diag(torch.ones(8, 8, dtype=torch.float64), small)
     assert least(matrix) > -1e-15
