@@ -1,5 +1,6 @@
 """Every mistake gets an error that says what was expected, what came, and what to do."""
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -643,3 +644,34 @@ def test_strengths_of_numpy() -> None:
     assert penalty.with_strength(np.float32(3.0)).strength == 3.0
     with pytest.raises(ValueError, match="strength must be a finite number"):
         penalty.with_strength(True)
+
+
+def test_recipes_take_numbers_of_numpy_and_keep_those_of_python() -> None:
+    size, share = np.int32(3), np.float32(0.25)
+    found = [
+        hf.CountSketch(size, copies=np.int64(2)),
+        hf.LowRank(size, group=np.uint8(4)),
+        hf.DiagonalPlusLowRank(size, group=size),
+        hf.KroneckerPlusLowRank(size),
+        hf.Kronecker(rank=size),
+        hf.BlockDiagonal(size),
+        hf.Nystrom(size),
+        hf.SRHT(size, block=np.int64(4)),
+        hf.OSNAP(np.int64(4), nonzeros=np.int64(2)),
+        hf.DenseSketch(size),
+    ]
+    assert "np." not in repr(hf.SCP(slices=size))
+    for approximation in found:
+        history = hf.MovingAverage(new=share)
+        recipe = hf.Regularizer(hf.MAS(), approximation, np.float32(2.0), history)
+        assert "np." not in repr(recipe)
+        json.dumps(recipe.describe())
+        penalty = recipe.consolidate(nn.Linear(4, 3), [torch.randn(9, 4)], limit=np.int64(8))
+        assert type(penalty.strength) is float
+        assert penalty.tasks[0].examples == 8
+
+
+@pytest.mark.parametrize("size", [np.int64(0), np.float64(2.0), torch.tensor(1.5), True, "3"])
+def test_what_is_no_positive_integer_is_refused(size: object) -> None:
+    with pytest.raises(ValueError, match="size must be a positive integer, got"):
+        hf.CountSketch(size)  # type: ignore[arg-type]

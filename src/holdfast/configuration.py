@@ -8,12 +8,24 @@ of an axis are listed in one literal dict, ``name -> class``; everything else th
 import dataclasses
 import difflib
 import functools
+import numbers
+import operator
 import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-__all__ = ["from_json", "key_of", "lookup", "register", "to_json"]
+__all__ = [
+    "from_json",
+    "keep_as",
+    "keep_positive",
+    "key_of",
+    "lookup",
+    "plain",
+    "positive",
+    "register",
+    "to_json",
+]
 
 T = TypeVar("T")
 Registry = Mapping[str, type]
@@ -44,6 +56,36 @@ def key_of(members: Registry, value: object) -> str:
         if type(value) is cls:
             return key
     raise ValueError(f"{type(value).__name__} is not registered; known: {', '.join(members)}")
+
+
+def positive(name: str, value: object, otherwise: str = "") -> int:
+    """A count as a plain integer; NumPy's integers are as good."""
+    try:
+        whole = 0 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        whole = 0
+    if whole < 1:
+        also = f" {otherwise}" if otherwise else ""
+        raise ValueError(f"{name} must be a positive integer{also}, got {value!r}")
+    return whole
+
+
+def keep_positive(recipe: object, *names: str, otherwise: str = "") -> None:
+    """Let fields of a recipe be positive integers, of Python's kind: their files are JSON."""
+    for name in names:
+        object.__setattr__(recipe, name, positive(name, getattr(recipe, name), otherwise))
+
+
+def keep_as(recipe: object, part: object, *names: str) -> None:
+    """Let fields of a recipe be what they are in a part of it."""
+    for name in names:
+        object.__setattr__(recipe, name, getattr(part, name))
+
+
+def plain(value: Any) -> Any:
+    """A number as one of Python's, of NumPy's; anything else as it is."""
+    real = isinstance(value, numbers.Real) and not isinstance(value, int | float)
+    return float(value) if real else value
 
 
 def to_json(value: Any) -> Any:

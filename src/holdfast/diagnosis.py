@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from holdfast import losses
 from holdfast.analysis import largest_eigenvalue
-from holdfast.approximation.base import positive
 from holdfast.batches import forward as default_forward
 from holdfast.batches import has_labels, move
-from holdfast.configuration import from_json
+from holdfast.configuration import from_json, positive
 from holdfast.hashing import Draw, checked_seed
 from holdfast.history import History
 from holdfast.importance import Importance, Loss
@@ -117,7 +116,7 @@ def diagnose(
     """
     if not 0 < target < 1:
         raise ValueError(f"target must lie in (0, 1), got {target}")
-    positive("limit", limit)
+    limit = positive("limit", limit)
     seed = checked_seed(seed)
     if importance is None:
         rule = penalty.recipe.get("importance", {})

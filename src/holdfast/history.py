@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
-from holdfast.configuration import register
+from holdfast.configuration import plain, register
 
 __all__ = ["HISTORIES", "History", "Mean", "MovingAverage", "Sum"]
 
@@ -64,6 +64,7 @@ class MovingAverage(History):
     start: Literal["first", "zero"] = "first"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "new", plain(self.new))
         if not 0 < self.new <= 1:
             raise ValueError(f"new must lie in (0, 1], got {self.new}")
         if self.start not in ("first", "zero"):

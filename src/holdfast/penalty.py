@@ -1,17 +1,17 @@
 r"""The penalty: a value that a training loop adds to its loss."""
 
 import dataclasses
-import numbers
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from holdfast.configuration import plain
 from holdfast.matrices import FactoredMatrix, Offset, PSDMatrix
 from holdfast.matrices.base import compute_dtype
 from holdfast.matrices.rounding import STORED, check_range, coarsest
@@ -20,7 +20,7 @@ from holdfast.parameters import ParameterSpace
 if TYPE_CHECKING:
     from holdfast.diagnosis import Diagnosis
 
-__all__ = ["Penalty", "TaskRecord"]
+__all__ = ["Penalty", "TaskRecord", "checked_strength"]
 
 _SMALL = 2**16  # entries below which one flat copy is cheaper than an operation per parameter
 
@@ -108,7 +108,7 @@ class Penalty:
     )
 
     def __post_init__(self) -> None:
-        _check_strength(self.strength)
+        object.__setattr__(self, "strength", checked_strength(self.strength))
 
     def __call__(self, model: nn.Module) -> Tensor:
         """The penalty at the model's parameters: a scalar to add to the loss, differentiable."""
@@ -191,8 +191,7 @@ class Penalty:
 
     def with_strength(self, strength: float) -> Self:
         """The same penalty with another λ."""
-        real = isinstance(strength, numbers.Real) and not isinstance(strength, bool)
-        return dataclasses.replace(self, strength=float(strength) if real else strength)  # NumPy's
+        return dataclasses.replace(self, strength=strength)
 
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -323,7 +322,10 @@ def side_by_side(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None
     return first.as_strided((size,), (1,)) if size <= room else None
 
 
-def _check_strength(strength: object) -> None:
-    ok = isinstance(strength, int | float) and not isinstance(strength, bool)
-    if not ok or not 0 <= float(strength) < float("inf"):  # type: ignore[arg-type]
+def checked_strength(strength: Any) -> float:
+    """A strength as a plain number; NumPy's are as good."""
+    found = plain(strength)
+    ok = isinstance(found, int | float) and not isinstance(found, bool)
+    if not ok or not 0 <= float(found) < float("inf"):
         raise ValueError(f"strength must be a finite number ≥ 0, got {strength!r}")
+    return cast(float, found)

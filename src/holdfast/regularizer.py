@@ -24,15 +24,14 @@ from holdfast.approximation import (
     LowRank,
     Setting,
 )
-from holdfast.approximation.base import positive
-from holdfast.configuration import to_json
+from holdfast.configuration import positive, to_json
 from holdfast.hashing import Draw, checked_seed
 from holdfast.history import History, Sum
 from holdfast.importance import EWC, Importance, Loss
 from holdfast.matrices import Offset, PSDMatrix
 from holdfast.matrices.rounding import coarsest
 from holdfast.parameters import ParameterSpace, unwrap
-from holdfast.penalty import Penalty, TaskRecord, _check_strength
+from holdfast.penalty import Penalty, TaskRecord, checked_strength
 from holdfast.preservation import neutral, preserved
 from holdfast.progress import track
 from holdfast.rows import Rows
@@ -93,7 +92,7 @@ class Regularizer:
                     f"{type(value).__name__} must be a dataclass: put @dataclass(frozen=True) above "
                     "the class; its fields are how penalties are compared and stored"
                 )
-        _check_strength(self.strength)
+        object.__setattr__(self, "strength", checked_strength(self.strength))
         if self.anchor not in ("latest", "each"):
             raise ValueError(f"anchor must be 'latest' or 'each', got {self.anchor!r}")
         for name in ("include", "exclude"):
@@ -131,7 +130,7 @@ class Regularizer:
             progress: Show a bar when the work is long.
         """
         if limit is not None:
-            positive("limit", limit, "or None for all examples")
+            limit = positive("limit", limit, "or None for all examples")
         seed = secrets.randbits(63) if seed is None else checked_seed(seed)
         if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
             raise TypeError(

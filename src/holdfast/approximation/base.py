@@ -15,7 +15,7 @@ from holdfast.parameters import ParameterSpace
 from holdfast.rows import RowBatch
 from holdfast.structure import LayerShape, layers_within
 
-__all__ = ["Approximation", "Setting", "positive", "rows_at_once"]
+__all__ = ["Approximation", "Setting", "rows_at_once"]
 
 
 _CPU = torch.device("cpu")
@@ -114,10 +114,3 @@ def rows_at_once(kept: int) -> int:
     Too few and the memory that is read decides how long it takes; as many as are kept double the memory.
     """
     return min(max(8, kept), 64)
-
-
-def positive(name: str, value: object, otherwise: str = "") -> None:
-    """Refuse a count that is not a positive integer."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        also = f" {otherwise}" if otherwise else ""
-        raise ValueError(f"{name} must be a positive integer{also}, got {value!r}")

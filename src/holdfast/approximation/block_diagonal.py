@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from holdfast.approximation.base import Approximation, Setting, positive, rows_at_once
+from holdfast.approximation.base import Approximation, Setting, rows_at_once
+from holdfast.configuration import keep_positive
 from holdfast.matrices import BlockDiagonalMatrix, PSDMatrix
 from holdfast.parameters import ParameterSpace
 from holdfast.rows import RowBatch
@@ -33,7 +34,7 @@ class BlockDiagonal(Approximation):
     by: Literal["size", "layer"] = "size"
 
     def __post_init__(self) -> None:
-        positive("size", self.size)
+        keep_positive(self, "size")
         if self.by not in ("size", "layer"):
             raise ValueError(f"by must be 'size' or 'layer', got {self.by!r}")
 

@@ -7,7 +7,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from holdfast.approximation.base import Approximation, Setting, positive
+from holdfast.approximation.base import Approximation, Setting
+from holdfast.configuration import keep_positive
 from holdfast.hashing import SketchHash
 from holdfast.matrices import FactoredMatrix, Offset, PSDMatrix
 from holdfast.regrouping import Regrouping
@@ -48,8 +49,7 @@ class CountSketch(Approximation):
     merge: Literal["rows", "stack"] = "rows"
 
     def __post_init__(self) -> None:
-        positive("size", self.size)
-        positive("copies", self.copies)
+        keep_positive(self, "size", "copies")
         check_merge(self.merge)
 
     def hashes(self, setting: Setting) -> list[SketchHash]:

@@ -6,9 +6,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.approximation.base import positive
 from holdfast.approximation.count_sketch import check_merge
 from holdfast.approximation.product_sketch import ProductSketch
+from holdfast.configuration import keep_positive
 
 __all__ = ["DenseSketch"]
 
@@ -41,7 +41,7 @@ class DenseSketch(ProductSketch):
     merge: Literal["rows", "stack"] = "rows"
 
     def __post_init__(self) -> None:
-        positive("size", self.size)
+        keep_positive(self, "size")
         if self.kind not in ("rademacher", "gaussian"):
             raise ValueError(f"kind must be 'rademacher' or 'gaussian', got {self.kind!r}")
         check_merge(self.merge)

@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from holdfast.approximation.base import Approximation, Setting, positive
-from holdfast.configuration import QUIET
+from holdfast.approximation.base import Approximation, Setting
+from holdfast.configuration import QUIET, keep_positive
 from holdfast.hashing import SketchHash
 from holdfast.matrices import DiagonalMatrix
 from holdfast.regrouping import Regrouping
@@ -56,7 +56,7 @@ class Diagonal(Approximation):
     def __post_init__(self) -> None:
         if self.estimate not in ("exact", "signs"):
             raise ValueError(f"estimate must be 'exact' or 'signs', got {self.estimate!r}")
-        positive("group", self.group)
+        keep_positive(self, "group")
 
     @property
     def fits_int8(self) -> bool:

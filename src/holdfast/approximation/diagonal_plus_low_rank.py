@@ -10,6 +10,7 @@ from holdfast.approximation.base import Approximation, Setting
 from holdfast.approximation.count_sketch import stack
 from holdfast.approximation.low_rank import LowRank
 from holdfast.approximation.truncation import truncated
+from holdfast.configuration import keep_as
 from holdfast.matrices import DiagonalMatrix, FactoredMatrix, Offset, PSDMatrix, SumMatrix
 from holdfast.rows import RowBatch
 from holdfast.views import SquaredRows
@@ -46,7 +47,7 @@ class DiagonalPlusLowRank(Approximation):
     merge: Literal["rows", "stack"] = "rows"
 
     def __post_init__(self) -> None:
-        LowRank(self.rank, self.group, self.shrink, self.merge)  # says what is wrong
+        keep_as(self, self.low_rank, "rank", "group")  # says what is wrong
 
     @property
     def fits_int8(self) -> bool:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from holdfast import memory
-from holdfast.approximation.base import Approximation, Setting, positive
+from holdfast.approximation.base import Approximation, Setting
 from holdfast.approximation.gram import gram_size
 from holdfast.approximation.kronecker_readers import Factors, Moments
-from holdfast.configuration import QUIET
+from holdfast.configuration import QUIET, keep_positive
 from holdfast.matrices import KroneckerMatrix, Offset, PSDMatrix
 from holdfast.matrices.kronecker_block import KroneckerBlock
 from holdfast.matrices.kronecker_sums import averaged, nearest
@@ -163,7 +163,7 @@ class Kronecker(Approximation):
         if self.merge not in ("average", "nearest", "stack"):
             raise ValueError(f"merge must be 'average', 'nearest' or 'stack', got {self.merge!r}")
         if self.rank is not None:
-            positive("rank", self.rank)
+            keep_positive(self, "rank")
             if self.correction != "none":
                 raise ValueError(
                     "correction='eigen' keeps whole bases: it cannot be combined with rank"

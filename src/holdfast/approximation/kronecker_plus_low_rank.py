@@ -11,6 +11,7 @@ from holdfast.approximation.count_sketch import stack
 from holdfast.approximation.kronecker import Kronecker
 from holdfast.approximation.low_rank import LowRank
 from holdfast.approximation.truncation import Dropped, truncated
+from holdfast.configuration import keep_as
 from holdfast.matrices import FactoredMatrix, KroneckerMatrix, Offset, PSDMatrix, SumMatrix
 from holdfast.matrices.kronecker_block import KroneckerBlock
 from holdfast.parameters import ParameterSpace
@@ -68,7 +69,8 @@ class KroneckerPlusLowRank(Approximation):
     merge: Literal["rows", "stack"] = "rows"
 
     def __post_init__(self) -> None:
-        _ = self.low_rank, self.kronecker  # say what is wrong
+        _ = self.kronecker  # says what is wrong, as does the other
+        keep_as(self, self.low_rank, "rank", "group")
 
     @property
     def fits_int8(self) -> bool:

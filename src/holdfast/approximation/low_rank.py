@@ -8,9 +8,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from holdfast.approximation.base import Approximation, Setting, positive
+from holdfast.approximation.base import Approximation, Setting
 from holdfast.approximation.count_sketch import stack
 from holdfast.approximation.truncation import COLUMNS, leading, products, rotate
+from holdfast.configuration import keep_positive
 from holdfast.hashing import SketchHash
 from holdfast.matrices import FactoredMatrix, Offset, PSDMatrix
 from holdfast.regrouping import Regrouping
@@ -187,9 +188,9 @@ class LowRank(Approximation):
     merge: Literal["rows", "stack"] = "rows"
 
     def __post_init__(self) -> None:
-        positive("rank", self.rank)
+        keep_positive(self, "rank")
         if self.group != "auto":
-            positive("group", self.group, "or 'auto'")
+            keep_positive(self, "group", otherwise="or 'auto'")
         if self.merge not in ("rows", "stack"):
             raise ValueError(f"merge must be 'rows' or 'stack', got {self.merge!r}")
 

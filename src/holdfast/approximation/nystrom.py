@@ -8,8 +8,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from holdfast.approximation.base import Approximation, Setting, positive, rows_at_once
+from holdfast.approximation.base import Approximation, Setting, rows_at_once
 from holdfast.approximation.count_sketch import check_merge, stack
+from holdfast.configuration import keep_positive
 from holdfast.hashing import Draw, checked_seed
 from holdfast.matrices import FactoredMatrix, Offset, PSDMatrix
 from holdfast.rows import RowBatch
@@ -62,7 +63,7 @@ class Nystrom(Approximation):
     merge: Literal["rows", "stack"] = "rows"
 
     def __post_init__(self) -> None:
-        positive("size", self.size)
+        keep_positive(self, "size")
         object.__setattr__(self, "seed", checked_seed(self.seed))
         check_merge(self.merge)
 

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from holdfast.approximation.base import Approximation, Setting, positive
+from holdfast.approximation.base import Approximation, Setting
 from holdfast.approximation.count_sketch import CountSketch, advise, check_merge, merged
+from holdfast.configuration import keep_positive
 from holdfast.matrices import FactoredMatrix, Offset, PSDMatrix
 from holdfast.rows import RowBatch
 
@@ -35,8 +36,7 @@ class OSNAP(Approximation):
     merge: Literal["rows", "stack"] = "rows"
 
     def __post_init__(self) -> None:
-        positive("size", self.size)
-        positive("nonzeros", self.nonzeros)
+        keep_positive(self, "size", "nonzeros")
         if self.size % self.nonzeros:
             raise ValueError(
                 f"size must be a multiple of nonzeros={self.nonzeros}, got {self.size}; "

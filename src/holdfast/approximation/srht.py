@@ -6,9 +6,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.approximation.base import positive
 from holdfast.approximation.count_sketch import check_merge
 from holdfast.approximation.product_sketch import ProductSketch
+from holdfast.configuration import keep_positive
 
 __all__ = ["SRHT"]
 
@@ -45,8 +45,7 @@ class SRHT(ProductSketch):
     merge: Literal["rows", "stack"] = "rows"
 
     def __post_init__(self) -> None:
-        positive("size", self.size)
-        positive("block", self.block)
+        keep_positive(self, "size", "block")
         if self.block & (self.block - 1) or self.block < self.size:
             raise ValueError(
                 f"block must be a power of two and at least size={self.size}, got {self.block}; "

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from holdfast.configuration import keep_positive
 from holdfast.importance.base import Importance, Loss, class_logits
 
 __all__ = ["SCP"]
@@ -33,11 +34,8 @@ class SCP(Importance):
     slices: int | None = 50
 
     def __post_init__(self) -> None:
-        whole = isinstance(self.slices, int) and not isinstance(self.slices, bool)
-        if self.slices is not None and (not whole or self.slices < 1):
-            raise ValueError(
-                f"slices must be a positive integer, or None for the expectation, got {self.slices!r}"
-            )
+        if self.slices is not None:
+            keep_positive(self, "slices", otherwise="or None for the expectation")
 
     @property
     def several(self) -> bool:
