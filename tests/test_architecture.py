@@ -16,7 +16,7 @@ ROOT = Path(holdfast.__file__).parent
 
 # The library: what a training loop needs. Earlier modules never import later ones.
 CORE = """
-    configuration parameters hashing batches losses memory progress products
+    configuration autocast parameters hashing batches losses memory progress products
     importance structure layers sites squares signed_sums finite writing gradients rows views regrouping
     kernels matrices approximation history
     penalty preservation regularizer storage analysis diagnosis
@@ -140,7 +140,7 @@ def test_importances_and_approximations_do_not_know_each_other() -> None:
     known = {unit(i.target) for i in OURS if unit(i.source) == "approximation"}
     assert not known & {"importance", "gradients", "losses", "batches", "penalty", "regularizer"}
     known = {unit(i.target) for i in OURS if unit(i.source) == "matrices"}
-    assert known <= {"matrices", "kernels", "products", "memory"}
+    assert known <= {"matrices", "autocast", "kernels", "products", "memory"}
 
 
 def test_the_library_needs_little() -> None:

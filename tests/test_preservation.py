@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import dataclasses
 import gc
 import random
 import warnings
@@ -320,6 +321,37 @@ def test_the_context_of_the_caller_does_not_matter(
     model = nudge(case.model().float(), seed=5)
     found(model).backward()  # and it can be trained with
     found.add_grad_(model)
+
+
+@pytest.mark.parametrize("name", ALL_APPROXIMATIONS)
+def test_numbers_of_a_matrix_do_not_depend_on_autocast(name: str) -> None:
+    """To the bit: products, what is written out, what is compared, and the diagnosis."""
+    case = CASES["mlp"]
+    model = case.model().float()
+    x, y = case.columns(9)
+    data = batches((x.float(), y), 4)
+    penalty = hf.Regularizer(hf.EWC(), ALL_APPROXIMATIONS[name]).consolidate(
+        model, data, seed=SEED
+    )
+    exact = hf.Regularizer(hf.EWC(), hf.Full(form="dense")).consolidate(model, data).matrix
+    matrix, v = penalty.matrix, torch.randn(penalty.matrix.dim)
+
+    def numbers() -> list[Tensor]:
+        found = [matrix @ v, matrix.quadratic(v), matrix.diagonal(), matrix.trace()]
+        found += [matrix.dense(), (0.3 * matrix).dense(), hf.spectrum(matrix)]
+        found += [torch.tensor(hf.frobenius_error(matrix, exact)).double()]
+        found += [torch.tensor(hf.stable_rank(matrix, d)) for d in ("trace", "frobenius")]
+        if isinstance(matrix, hf.FactoredMatrix):
+            found += penalty.trim(0.1).matrix.tensors.values()
+        said = dataclasses.asdict(penalty.diagnose(model, data))
+        return [*found, *(torch.tensor(n) for n in said.values() if isinstance(n, float))]
+
+    plain = numbers()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = numbers()
+    for a, b in zip(plain, cast, strict=True):
+        assert a.dtype == b.dtype
+        assert torch.equal(a, b)
 
 
 class Checkpointed(nn.Module):

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from holdfast import memory
+from holdfast.autocast import outside_autocast
 from holdfast.matrices import (
     BlockDiagonalMatrix,
     DiagonalMatrix,
@@ -23,6 +24,7 @@ _SMALL = 2048  # entries a side up to which a matrix may be written out
 _INSTEAD = "largest_eigenvalue, trace and frobenius_error need no more memory than the matrix"
 
 
+@outside_autocast
 def inner(a: PSDMatrix, b: PSDMatrix) -> float:
     r"""The Frobenius inner product :math:`\mathrm{tr}(A B)`, in float64."""
     if a.dim != b.dim:
@@ -56,6 +58,7 @@ def inner(a: PSDMatrix, b: PSDMatrix) -> float:
     return float((a.dense().double() * b.dense().double()).sum())
 
 
+@outside_autocast
 def frobenius_error(approximate: PSDMatrix, exact: PSDMatrix) -> float:
     r"""The squared relative error :math:`\lVert\hat\Omega-\Omega\rVert_F^2 / \lVert\Omega\rVert_F^2`.
 
@@ -70,6 +73,7 @@ def frobenius_error(approximate: PSDMatrix, exact: PSDMatrix) -> float:
     return max(0.0, (inner(approximate, approximate) - 2 * inner(approximate, exact)) / norm + 1)
 
 
+@outside_autocast
 def spectrum(matrix: PSDMatrix) -> Tensor:
     """All m eigenvalues, largest first, in float64; a factored matrix has zeros at the end."""
     if isinstance(matrix, DiagonalMatrix):
@@ -97,6 +101,7 @@ def spectrum(matrix: PSDMatrix) -> Tensor:
     return values.clamp(min=0).sort(descending=True).values
 
 
+@outside_autocast
 def largest_eigenvalue(matrix: PSDMatrix) -> float:
     """λ₁; by Lanczos iterations where all eigenvalues would need the matrix written out."""
     if isinstance(matrix, PartsMatrix):

@@ -135,9 +135,10 @@ def diagnose(
         with _at(inner, space, here.anchor):
             W = _rows(inner, batches, space, importance, forward, loss, limit, seed)
             strength = _equal_norm_strength(here, inner, fresh, forward, loss)
-    diagonal = here.matrix.diagonal()
-    trace, largest = float(diagonal.double().sum()), largest_eigenvalue(here.matrix)
-    error, interval = _quadratic_error(here, W, seed)
+        diagonal = here.matrix.diagonal()
+        trace, largest = float(diagonal.double().sum()), largest_eigenvalue(here.matrix)
+        error, interval = _quadratic_error(here, W, seed)
+        size = _advised_size(W, target)
     shares = {
         name: float(diagonal[a:b].sum()) / trace if trace else 0.0
         for name, (a, b) in space.layers.items()
@@ -150,7 +151,7 @@ def diagnose(
         importance_per_layer=shares,
         quadratic_error=error,
         quadratic_interval=interval,
-        advised_size=_advised_size(W, target),
+        advised_size=size,
         target=target,
         loss=mean,
         penalty=value,

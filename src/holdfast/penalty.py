@@ -2,7 +2,6 @@ r"""The penalty: a value that a training loop adds to its loss."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from holdfast.autocast import full_precision
 from holdfast.configuration import plain
 from holdfast.matrices import FactoredMatrix, Offset, PSDMatrix
 from holdfast.matrices.base import compute_dtype
@@ -239,7 +239,8 @@ class Penalty:
                 f"{self.matrix!r} has no rows to leave out; only factored matrices (CountSketch, "
                 "LowRank, Full in its factored form) can be trimmed"
             )
-        matrix, offset = self.matrix.trimmed(energy, self.offset)
+        with full_precision(self.anchor.device):
+            matrix, offset = self.matrix.trimmed(energy, self.offset)
         stored = self.matrix.rows.dtype
         return dataclasses.replace(self, matrix=matrix.to(dtype=stored), offset=offset)
 
@@ -295,13 +296,6 @@ def _gradients(
         grown = tensor is not parameter
         found.append(parameter.grad[: tensor.shape[0]] if grown else parameter.grad)
     return found
-
-
-def full_precision(device: torch.device) -> AbstractContextManager[object]:
-    """No autocast; entering that costs more than a small penalty, so only where it is on."""
-    if torch.is_autocast_enabled(device.type):
-        return torch.autocast(device.type, enabled=False)
-    return nullcontext()
 
 
 def side_by_side(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:

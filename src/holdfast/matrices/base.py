@@ -15,6 +15,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from holdfast.autocast import outside_autocast
 from holdfast.matrices.centre import centre
 
 __all__ = ["Offset", "PSDMatrix", "compute_dtype"]
@@ -24,6 +25,9 @@ Offset = tuple[Tensor, ...]
 # Of what rounding changes: with all of it, much that holds is lost over several tasks, and with a
 # hundredth still nothing is far away.
 _SHARE = 1 / 16
+
+# What people call on a matrix, wherever they are.
+_ARITHMETIC = ("__matmul__", "__rmul__", "diagonal", "trace", "quadratic", "dense")
 
 
 def compute_dtype(*tensors: Tensor) -> torch.dtype:
@@ -36,6 +40,13 @@ class PSDMatrix(ABC):
     """A symmetric positive semi-definite matrix; immutable, closed under addition and scaling."""
 
     dim: int
+
+    def __init_subclass__(cls) -> None:
+        """What a kind of matrix computes has full precision, also in the caller's autocast."""
+        super().__init_subclass__()
+        for name in _ARITHMETIC:
+            if name in vars(cls):
+                setattr(cls, name, outside_autocast(vars(cls)[name]))
 
     @property
     def offset_length(self) -> int:
@@ -104,10 +115,12 @@ class PSDMatrix(ABC):
         """Where it is stored."""
         return next(iter(self.tensors.values())).device
 
+    @outside_autocast
     def trace(self) -> Tensor:
         """The sum of the diagonal."""
         return self.diagonal().sum()
 
+    @outside_autocast
     def quadratic(self, v: Tensor) -> Tensor:
         """vᵀ Ω v."""
         product = self @ v

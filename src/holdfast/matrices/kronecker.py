@@ -42,6 +42,10 @@ class KroneckerMatrix(PSDMatrix):
         return _uncovered(self.blocks, self.dim).to(self.rest.device)
 
     @property
+    def device(self) -> torch.device:
+        return self.rest.device
+
+    @property
     def tensors(self) -> Mapping[str, Tensor]:
         # the place of a block is in its name: all tensors are then numbers of one kind
         found = {

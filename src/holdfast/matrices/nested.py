@@ -39,6 +39,10 @@ class NestedMatrix(PSDMatrix):
         }
 
     @property
+    def device(self) -> torch.device:
+        return self.parts[0].device
+
+    @property
     def offset_length(self) -> int:
         return sum(part.offset_length for part in self.parts)
 
