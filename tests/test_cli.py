@@ -3,7 +3,9 @@
 import errno
 import json
 import os
+import warnings
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
@@ -64,7 +66,7 @@ REFUSED = {
     "only": (["reproduce", "toy", "--only", "kroneker"], "did you mean 'kronecker'?"),
     "no digits": (["reproduce", "toy", "--time-budget", ".s"], "written like 90s, 150m or 1h30m"),
     "run": (["run", "nothing"], "known: toy"),
-    "no file": (["run", "nothing.json"], "No such file"),
+    "no file": (["run", "nothing.json"], "there is no file nothing.json"),
     "report": (["report", "toy"], "no results folder results/toy"),
     "report format": (
         ["report", "toy", "--format", "pdf"],
@@ -143,6 +145,47 @@ def test_run_reads_a_file_and_names_what_is_wrong_in_it(tmp_path: Path) -> None:
     )
     file.write_text("{")
     assert "is not JSON" in holdfast("run", str(file)).output
+    file.write_bytes(b"\xff\xfe")
+    assert f"{file} is not JSON" in holdfast("run", str(file)).output
+    assert (
+        "there is no file nope.json; expected a JSON file" in holdfast("run", "nope.json").output
+    )
+
+
+def test_a_warning_is_a_line_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where in the library it was raised is nothing that a command's user can act on."""
+    spelled = warnings.formatwarning
+
+    def warned(*_: object, **__: object) -> NoReturn:
+        print(warnings.formatwarning("the matrix is zero", UserWarning, "penalty.py", 12, "x = 1"))
+        raise ValueError("and that is an error")
+
+    monkeypatch.setattr("holdfast.execution.execute", warned)
+    outcome = holdfast("run", "toy", "--out", "here", *TINY)
+    assert "warning: the matrix is zero\n" in outcome.output
+    assert "penalty.py" not in outcome.output
+    assert warnings.formatwarning is spelled
+
+
+@pytest.mark.parametrize(
+    ("where", "command", "goes_on"),
+    [
+        ("holdfast.execution.execute", ["run", "toy", *TINY], True),
+        ("holdfast.report.write", ["report", "here"], False),
+    ],
+)
+def test_what_is_stopped_goes_on_only_where_it_does(
+    where: str, command: list[str], goes_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object, **__: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    Path("here").mkdir()
+    monkeypatch.setattr(where, stopped)
+    outcome = holdfast(*command)
+    assert outcome.exit_code == 130
+    assert "stopped" in outcome.output
+    assert ("the same command goes on" in outcome.output) is goes_on
 
 
 def test_a_full_disk_and_a_forbidden_folder_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:

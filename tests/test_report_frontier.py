@@ -87,15 +87,36 @@ def test_half_the_bytes_are_half_the_floats(tmp_path: Path) -> None:
 def test_scales_are_told_apart_in_tables_and_figures(tmp_path: Path) -> None:
     text = written(tmp_path, (1, 5))
     rows = table(text, "Average accuracy after the last task, per cent: `twenty-tasks`")
-    for label in ("1 epoch", "5 epochs"):
-        assert sum(row.startswith(f"| EWC · Rank 50, {label} |") for row in rows) == 1
+    for label in ("", ", 5 epochs"):
+        assert sum(row.startswith(f"| EWC · Rank 50{label} |") for row in rows) == 1
     drawn = (tmp_path / "figures" / "frontier-twenty-tasks.svg").read_text()
     assert "Low rank<" in drawn
     assert "Low rank, 5 epochs<" in drawn
     best = table(text, "The best at every budget: `twenty-tasks`")
     assert sum(row.startswith("| ≤ 50 |") for row in best) == 2
-    assert "Same stream, epochs" not in text
+    assert "The same stream, search and seeds for every method" in text
     assert "--epochs 5`" in text
+
+
+def test_what_is_alike_is_looked_at(tmp_path: Path) -> None:
+    assert "The same stream, epochs, search and seeds for every method" in written(tmp_path)
+    study = read(tmp_path)
+    run = study.sized("twenty-tasks")[0].runs[-1]
+    (tmp_path / "runs" / f"{run.id}.json").unlink()
+    report.write(tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert "The same stream, epochs and search for every method" in text
+
+
+def test_one_longer_run_has_nothing_to_be_compared_with(tmp_path: Path) -> None:
+    written(tmp_path)
+    alone = RECIPES["frontier"].example("twenty-tasks")
+    training = dataclasses.replace(alone.training, epochs=5)
+    make(dataclasses.replace(alone, training=training)).save(tmp_path)
+    report.write(tmp_path)
+    best = table((tmp_path / "report.md").read_text(), "The best at every budget: `twenty-tasks`")
+    assert sum(row.startswith("| ≤ 50 |") for row in best) == 1
+    assert not any("epochs" in row for row in best)
 
 
 def test_every_search_is_shown(tmp_path: Path) -> None:

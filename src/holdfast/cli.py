@@ -128,7 +128,7 @@ def reproduce(
 
     [dim]holdfast reproduce toy --seeds 20 --preset all --jobs 2 --time-budget 150m[/]
     """
-    with clear_errors():
+    with clear_errors(resumes=True):
         from rich.console import Console
 
         from holdfast.configuration import lookup
@@ -195,7 +195,7 @@ def run(
 
     [dim]holdfast run toy --set training.epochs=20 --set seed=7[/]
     """
-    with clear_errors():
+    with clear_errors(resumes=True):
         from rich.console import Console
         from rich.progress import Progress
 
@@ -277,10 +277,14 @@ def _experiment(source: str, preset: str | None) -> Any:
     if source != "-" and path.suffix != ".json" and not path.is_file():
         recipe = lookup("recipe, and no such JSON file:", RECIPES, source)
         return recipe.example(preset or recipe.default)
-    text = sys.stdin.read() if source == "-" else path.read_text()
+    if source != "-" and not path.is_file():
+        raise ValueError(
+            f"there is no file {source}; expected a JSON file with one experiment, - for standard input, "
+            f"or a recipe ({', '.join(RECIPES)})"
+        )
     try:
-        data = json.loads(text)
-    except ValueError as error:
+        data = json.loads(sys.stdin.buffer.read() if source == "-" else path.read_bytes())
+    except ValueError as error:  # not UTF-8, or not JSON
         raise ValueError(f"{source} is not JSON: {error}") from error
     if isinstance(data, dict) and "experiment" in data:  # a result file holds its experiment
         data = data["experiment"]

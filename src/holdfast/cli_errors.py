@@ -1,6 +1,7 @@
 """What the command line says when something goes wrong: one clear message, no traceback."""
 
 import signal
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,13 +26,18 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def clear_errors() -> Iterator[None]:
-    """Turns wrong input into one clear message, and Ctrl-C or a kill into a clean end."""
+def clear_errors(*, resumes: bool = False) -> Iterator[None]:
+    """Turns wrong input into one clear message, and Ctrl-C or a kill into a clean end.
+
+    Args:
+        resumes: Whether the command goes on where it was when it is given again.
+    """
 
     def interrupt(number: int, frame: object) -> NoReturn:
         raise KeyboardInterrupt
 
-    previous = signal.signal(signal.SIGTERM, interrupt)
+    previous, spelled = signal.signal(signal.SIGTERM, interrupt), warnings.formatwarning
+    warnings.formatwarning = _plain  # where it was raised says nothing to who runs a command
     try:
         yield
     except (ValueError, OSError, FloatingPointError) as error:
@@ -43,10 +49,16 @@ def clear_errors() -> Iterator[None]:
             raise
         stop(f"there is not enough memory: {error}")
     except KeyboardInterrupt:
-        typer.echo("stopped; finished runs are kept, the same command goes on", err=True)
+        after = "; finished runs are kept, the same command goes on" if resumes else ""
+        typer.echo(f"stopped{after}", err=True)
         raise typer.Exit(130) from None
     finally:
         signal.signal(signal.SIGTERM, previous)
+        warnings.formatwarning = spelled
+
+
+def _plain(message: Warning | str, *_: object, **__: object) -> str:
+    return f"warning: {message}\n"
 
 
 def stop(message: str) -> NoReturn:

@@ -27,13 +27,16 @@ def best_at_every_budget(
 ) -> Table:
     """For each budget the best method at or under it, and the next one.
 
-    Settings of different scales are not compared: each scale has rows of its own.
+    Settings of different scales are not compared: each scale has rows of its own, the second and later ones
+    where there is something to compare.
     """
     scales: dict[str, list[Setting]] = {}
     for setting in settings:
         scales.setdefault(scale(setting.experiment), []).append(setting)
     rows = []
     for place, members in enumerate(scales.values()):
+        if place and len(within(members, BUDGETS[-1])) < 2:
+            continue
         for budget in BUDGETS:
             found = within(members, budget)
             if found:
@@ -54,8 +57,8 @@ def best_at_every_budget(
             Column("Decision", numeric=False, help="Between the two, on the same seeds"),
         ],
         rows,
-        f"Undecided: fewer than {study.enough} shared seeds, or a 95 % interval of the paired "
-        "differences that contains 0.",
+        f"A budget is a round number: a method may be {_ROUNDING - 1:.0%} above it. Undecided: fewer than "
+        f"{study.enough} shared seeds, or a 95 % interval of the paired differences that contains 0.",
         study.command(preset),
     )
 

@@ -148,7 +148,8 @@ def sensitivity(study: Study, preset: str) -> Figure:
         f"sensitivity-{preset}",
         f"Sensitivity to the strength: {preset}",
         panels,
-        "Mean final validation accuracy over all tasks, on the tuning seeds. Ringed: the choice.",
+        "Mean final validation accuracy over all tasks, on the tuning seeds. Ringed: the choice, where the "
+        "search has come to its end.",
     )
 
 
@@ -183,6 +184,8 @@ def _grid(
         axes.plot(
             x, y, _LINES[place], marker=_MARKERS[place], ms=3, color=shade, label=named[setting]
         )
+        if not selection.inside or selection.useless:
+            continue
         best = [strength for strength, _ in selection.grid].index(selection.chosen)
         axes.plot(x[best], y[best], "o", ms=9, mfc="none", mec=shade, mew=1.4)
     lowest = min(values.mean for s in members for _, values in s.grid)

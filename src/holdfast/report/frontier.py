@@ -63,7 +63,10 @@ def _preset(study: Study, preset: str) -> Section:
     settings = sorted(found, key=lambda s: (epochs(s), floats(s), s.order))
     if not settings:
         return Section(f"frontier-{preset}", _title(preset), [])
-    named = names(settings)
+    usual = [
+        s for s in settings if epochs(s) == epochs(settings[0])
+    ]  # of these it goes without saying
+    named = names(settings) | names(usual)
     blocks: list[Block] = [
         frontier_figure(
             preset, _title(preset), settings, named, times_plain(study, preset, settings)
@@ -93,8 +96,8 @@ def _table(
                 number(median_seconds(setting, "consolidation"), 0),
             ]
         )
-    alike = len({scale(s.experiment) for s in settings}) == 1
-    same = "Same stream, epochs, search and seeds" if alike else "Same search and seeds"
+    same = ["stream"] + ["epochs"] * (len({scale(s.experiment) for s in settings}) == 1)
+    same += ["search"] + ["seeds"] * (len({tuple(sorted(finals(s))) for s in settings}) == 1)
     return Table(
         f"frontier-{preset}",
         f"Average accuracy after the last task, per cent: `{preset}`",
@@ -113,6 +116,7 @@ def _table(
             Column("Matrix", help="Seconds of consolidation in it"),
         ],
         rows,
-        f"{same} for every method.",
+        f"The same {', '.join(same[:-1])} and {same[-1]} for every method; what is stored in half precision "
+        "has the λ that is best in full.",
         study.command(preset),
     )

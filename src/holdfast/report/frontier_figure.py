@@ -39,7 +39,7 @@ class _Point:
 
 @dataclass(frozen=True)
 class _Family:
-    """Methods that differ in their budget alone; joined by a line."""
+    """Methods that differ in their budget alone."""
 
     name: str
     points: tuple[_Point, ...]
@@ -91,8 +91,9 @@ def frontier_figure(
         "Mean over seeds with one standard deviation, on logarithmic scales. Left: 32-bit numbers per "
         "parameter beside the anchor. Right: processor time of training and consolidation, beside that "
         "of a run in which nothing is held; runs from machines of different speed are made alike by the "
-        "time their tests took. Dashed: nothing is held (far below the others it is in the legend "
-        "alone); dotted: all tasks at once. The legend begins with the best.",
+        "time their tests took, which leaves differences of up to a third. Dashed: nothing is held (far "
+        "below the others it is in the legend alone); dotted: all tasks at once. The legend begins with "
+        "the best.",
     )
 
 
@@ -130,9 +131,9 @@ def _draw(
 ) -> None:
     left, right = canvas.subplots(1, 2, sharey=True)
     for family in families:
-        _lines(left, family, [(point.memory, point) for point in family.points])
+        _points(left, family, [(point.memory, point) for point in family.points], joined=True)
         timed = [(point.time, point) for point in family.points if point.time is not None]
-        _lines(right, family, timed)
+        _points(right, family, timed, joined=False)  # a larger budget need not take longer
     for end in ends:
         mean = mean_accuracy(end)
         for axes in (left, right):
@@ -170,7 +171,9 @@ def _focus(axes: "Axes", held: Sequence[Summary], ends: Sequence[float]) -> None
     axes.set_ylim(min([low, *near]) - 0.05 * room, max([high, *near]) + 0.08 * room)
 
 
-def _lines(axes: "Axes", family: _Family, points: Sequence[tuple[float, _Point]]) -> None:
+def _points(
+    axes: "Axes", family: _Family, points: Sequence[tuple[float, _Point]], joined: bool
+) -> None:
     """The points of a family with their spread, in the order of what they cost."""
     points = sorted(points, key=lambda point: point[0])
     values = [point.accuracy for _, point in points]
@@ -182,7 +185,7 @@ def _lines(axes: "Axes", family: _Family, points: Sequence[tuple[float, _Point]]
         color=shade,
         label=family.name,
         marker=family.marker,
-        ls=_LINES[family.length % len(_LINES)],
+        ls=_LINES[family.length % len(_LINES)] if joined else "none",
         mfc="none" if family.length else shade,  # hollow: learnt for longer
         ms=4,
         capsize=2,
