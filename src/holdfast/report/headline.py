@@ -27,8 +27,8 @@ def _distance(
     """How far a setting lies from the one the paper reports for its cell.
 
     The scale comes first: a trial of another length or with fewer images stands for nothing. In
-    `original-code` the diagonal is the flattened one, divided by the number of batches (as it was
-    when the numbers were made), and the block size is the preset's own. Where strengths were tuned
+    `original-code` the diagonal is the flattened one, divided by the number of batches (as in
+    the code of their time), and the block size is the preset's own. Where strengths were tuned
     it is the chosen one.
     """
     name, wanted = _PAPER_SIZE.get(setting.approximation or "", ("", None))
