@@ -40,8 +40,8 @@ correction = pytest.mark.parametrize("correction", CORRECTIONS)
 
 @pytest.fixture(autouse=True)
 def _to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Centres as dense algebra finds them: with all the steps that it takes."""
-    monkeypatch.setattr("holdfast.matrices.centre._STEPS", 1000)
+    """The largest eigenvalue as dense algebra finds it: with all the steps that it takes."""
+    monkeypatch.setattr("holdfast.matrices.centre._LOOK", 1000)
 
 
 def consolidate(
@@ -503,7 +503,6 @@ def test_histories(
     tolerance = 1e-7
     if anchor == "each":
         value, gradient = value + 2 * b @ delta + k, gradient + 2 * b
-        tolerance = 1e-4 if merge != "stack" else tolerance  # their centre is found step by step
     close(penalty(probe).detach(), value, tolerance)
     probe.zero_grad()
     penalty.add_grad_(probe)
@@ -527,7 +526,8 @@ def test_centres_of_merged_tasks(merge: str, correction: str) -> None:
     moved = nudge(copy.deepcopy(model), seed=7)
     with pytest.warns(hf.ImportanceWarning, match="zero"):  # a task that holds nothing
         after = recipe.extend(start, moved, 0 * start.matrix, hf.TaskRecord(1, 0))
-    close(after(model).detach() + 1, torch.ones((), dtype=DOUBLE), 1e-9)
+    # as near as the steps towards the centre come
+    close(after(model).detach() + 1, torch.ones((), dtype=DOUBLE), 1e-5)
     nudge(moved, seed=8)
     close(after(moved).detach(), start(moved).detach(), 1e-5)
 

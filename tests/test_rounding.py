@@ -230,10 +230,35 @@ def test_a_centre_is_not_far_along_what_is_hardly_held() -> None:
     turn = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64)).Q
     matrix = turn @ values.diag() @ turn.T
     b = matrix @ turn[:, 0] + 1e-6 * turn[:, 2]
-    far = centre(lambda v: matrix @ v, matrix.diagonal(), b, 0.0)
-    near = centre(lambda v: matrix @ v, matrix.diagonal(), b, 1e-3)
-    assert float(far.norm()) > 100
-    assert float(near.norm()) < 2
+    found = [centre(lambda v: matrix @ v, matrix.diagonal(), b, share) for share in (0.0, 1e-3)]
+    assert float(torch.linalg.solve(matrix, b).norm()) > 100
+    assert all(float(c.norm()) < 2 for c in found)
+
+
+def test_a_centre_changes_no_more_than_rounding_does() -> None:
+    """Eigenvalues of every size, as networks have them: the weak ones are reached in part, and alike."""
+    generator = torch.Generator().manual_seed(0)
+    turn = torch.linalg.qr(torch.randn(200, 200, generator=generator, dtype=torch.float64)).Q
+    matrix = turn @ torch.logspace(0, -12, 200, dtype=torch.float64).diag() @ turn.T
+    b = matrix @ torch.randn(200, generator=generator, dtype=torch.float64)
+    noise = 1e-13 * torch.randn(200, 200, generator=generator, dtype=torch.float64)
+    other = matrix + (noise + noise.T) * matrix.diagonal().mean()
+    one, two = (centre(lambda v, A=A: A @ v, A.diagonal(), b, 0.0) for A in (matrix, other))
+    assert float((one - two).norm()) < 1e-7 * float(one.norm())
+    value = 2 * b @ one - one @ matrix @ one
+    assert float(value) > 0.999 * float(b @ torch.linalg.solve(matrix, b))
+
+
+def test_a_centre_is_found_where_the_largest_eigenvalue_was_taken_for_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Beyond the bound the steps go astray, which their residual shows."""
+    monkeypatch.setattr("holdfast.matrices.centre._ABOVE", 0.1)
+    turn = torch.linalg.qr(torch.randn(61, 61, dtype=torch.float64)).Q
+    matrix = turn @ torch.linspace(1, 50, 61, dtype=torch.float64).diag() @ turn.T
+    b = torch.randn(61, dtype=torch.float64)
+    c = centre(lambda v: matrix @ v, matrix.diagonal(), b, 0.0)
+    torch.testing.assert_close(c, torch.linalg.solve(matrix, b), rtol=1e-2, atol=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from holdfast.matrices import (
     SumMatrix,
     kronecker_sums,
 )
+from holdfast.matrices.centre import largest_ritz
 
 __all__ = ["frobenius_error", "inner", "largest_eigenvalue", "spectrum", "stable_rank"]
 
@@ -112,28 +113,10 @@ def largest_eigenvalue(matrix: PSDMatrix) -> float:
     return float(spectrum(matrix)[0])
 
 
-def _lanczos(matrix: PSDMatrix, steps: int = 200, tolerance: float = 1e-9) -> float:
-    """The largest Ritz value; without reorthogonalisation, which only the other ones would need."""
+def _lanczos(matrix: PSDMatrix) -> float:
     generator = torch.Generator().manual_seed(0)
-    v = torch.randn(matrix.dim, generator=generator, dtype=torch.float64).to(matrix.device)
-    v, before, beta, largest = v / v.norm(), torch.zeros_like(v), 0.0, 0.0
-    diagonal: list[float] = []
-    beside: list[float] = []
-    for _ in range(min(steps, matrix.dim)):
-        w = (matrix @ v).double() - beta * before
-        diagonal.append(float(w @ v))
-        w -= diagonal[-1] * v
-        T = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
-        off = torch.tensor(beside, dtype=torch.float64)
-        T += torch.diag(off, 1) + torch.diag(off, -1) if beside else 0
-        found = float(torch.linalg.eigvalsh(T)[-1])
-        beta = float(w.norm())
-        if found - largest <= tolerance * found or beta <= tolerance * found:
-            return max(found, 0.0)
-        largest = found
-        beside.append(beta)
-        v, before = w / beta, v
-    return largest
+    start = torch.randn(matrix.dim, generator=generator, dtype=torch.float64).to(matrix.device)
+    return largest_ritz(lambda v: matrix @ v, start, steps=200, tolerance=1e-9)
 
 
 def stable_rank(matrix: PSDMatrix, definition: Literal["trace", "frobenius"] = "trace") -> float:

@@ -136,7 +136,7 @@ class Kronecker(Approximation):
         merge: What tasks become. "average" keeps one product, with both partial traces of the sum;
             "nearest" the one product nearest to the sum in Frobenius norm; "stack" all of them (exact,
             memory grows with tasks). With ``anchor="each"`` the first two keep one centre, between the
-            tasks' own: along every direction of the merged product where the sum has its minimum.
+            tasks' own: where the sum has its minimum, or nearly, along directions that matter little.
         rank: Keep so many leading directions of every factor, and of the others the diagonal: the diagonal of
             the matrix is then that of the whole products (after several tasks with "average" and "stack"),
             and no direction that they hold is free. A layer of n × k parameters keeps about rank·(n + k)
