@@ -259,6 +259,8 @@ def test_a_centre_is_found_where_the_largest_eigenvalue_was_taken_for_less(
     b = torch.randn(61, dtype=torch.float64)
     c = centre(lambda v: matrix @ v, matrix.diagonal(), b, 0.0)
     torch.testing.assert_close(c, torch.linalg.solve(matrix, b), rtol=1e-2, atol=1e-3)
+    for broken in (torch.nan, torch.inf):  # a matrix like that is refused by name, later
+        assert not bool(centre(lambda v, a=broken: a * v, matrix.diagonal(), b, 0.0).any())
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Where the minimum of a penalty with several anchors is."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -48,15 +49,16 @@ def centre(
 
     start = root * b.double()
     norm = float(start.norm())
-    if norm == 0:
-        return start
+    if not 0 < norm < math.inf:
+        return torch.zeros_like(start)
     steps = min(_MOST, max(_FEWEST, _WORK // len(b)))
     bound = _ABOVE * largest_ritz(scaled, start, _LOOK)
-    while True:
+    while bound < math.inf:  # neither beyond all numbers nor none
         found, residual = _solution(scaled, start, bound, steps)
-        if not float(residual.norm()) > 1.01 * norm:
+        if float(residual.norm()) <= 1.01 * norm:
             return root * found
         bound *= 2  # there was a larger eigenvalue, along which the steps went astray
+    return torch.zeros_like(start)
 
 
 def _solution(
@@ -90,6 +92,8 @@ def largest_ritz(
     for _ in range(min(steps, len(start))):
         w = product(v).double() - beta * before
         diagonal.append(float(w @ v))
+        if not math.isfinite(diagonal[-1]):
+            return math.inf
         w -= diagonal[-1] * v
         T = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
         off = torch.tensor(beside, dtype=torch.float64)
