@@ -160,6 +160,11 @@ def test_names_say_what_differs_and_nothing_else(tmp_path: Path) -> None:
             "--preset fair --seeds 3 && holdfast reproduce permuted-mnist --preset fair --seeds 5 "
             "--only diagonal",
         ),
+        (
+            [({}, 3), ({"approximation": Diagonal()}, 9), ({"approximation": LowRank(50)}, 5)],
+            "--preset fair --seeds 3 && holdfast reproduce permuted-mnist --preset fair --seeds 5 "
+            "--only low_rank && holdfast reproduce permuted-mnist --preset fair --seeds 9 --only diagonal",
+        ),
     ],
 )
 def test_the_command_makes_what_is_shown(

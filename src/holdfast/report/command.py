@@ -65,11 +65,11 @@ def _lines(start: str, settings: Sequence[Setting], searched: Container[str]) ->
         if "--smoke" in options:
             lines.append(" ".join([start, *options]))
             continue
-        least, most = min(counts.values()), max(counts.values())
+        least, *more = sorted(set(counts.values()))
         lines.append(" ".join([start, "--seeds", str(least), *options]))
-        if most > least:
-            chosen = [f"--only {name}" for name in sorted(counts) if counts[name] > least]
-            lines.append(" ".join([start, "--seeds", str(most), *chosen, *options]))
+        for number in more:
+            chosen = [f"--only {name}" for name in sorted(counts) if counts[name] == number]
+            lines.append(" ".join([start, "--seeds", str(number), *chosen, *options]))
     return lines or [start]
 
 
