@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from holdfast import report, results
-from holdfast.approximation import APPROXIMATIONS, Approximation, BlockDiagonal, Kronecker
+from holdfast.approximation import (
+    APPROXIMATIONS,
+    SRHT,
+    Approximation,
+    BlockDiagonal,
+    DenseSketch,
+    Kronecker,
+    Nystrom,
+)
 from holdfast.configuration import to_json
 from holdfast.experiment import Experiment
 from holdfast.jobs import RunExperiment
@@ -84,10 +92,10 @@ def test_the_methods_differ_in_the_approximation_alone() -> None:
         }
         assert len({dataclasses.replace(e, seed=0) for e in rest}) == 1
         for e in runs(preset):
-            blocks = e.regularizer is not None and isinstance(
-                e.regularizer.approximation, BlockDiagonal
+            by_rows = e.regularizer is not None and isinstance(
+                e.regularizer.approximation, BlockDiagonal | DenseSketch | Nystrom | SRHT
             )
-            assert (e.limit is not None) == (blocks and isinstance(e.stream, PermutedMNIST))
+            assert (e.limit is not None) == (by_rows and isinstance(e.stream, PermutedMNIST))
 
 
 def test_every_approximation_at_every_budget() -> None:

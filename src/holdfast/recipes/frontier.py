@@ -38,7 +38,8 @@ SEARCHED = "ten-tasks"  # the stream on which strengths are chosen for all permu
 LENGTH = {"ten-tasks": 10, "twenty-tasks": 20, "fifty-tasks": 50}
 # Floats per parameter beside 1 (diagonal), 50 (the paper's sketch) and thin products; the middle first.
 BUDGETS = (10, 5, 25)
-BLOCK_EXAMPLES = 10_000  # blocks need rows of single examples, which cost 50 times a sketch
+# These need every row written out: of all examples of a task that takes as long as ten runs without them.
+BY_ROWS, ROWS = (BlockDiagonal, DenseSketch, Nystrom, SRHT), 10_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,8 +165,8 @@ def _held(base: Experiment, method: Method) -> Experiment:
     if isinstance(method, InHalf):
         base, approximation = dataclasses.replace(base, storage="bfloat16"), method.approximation
     assert isinstance(approximation, Approximation)
-    if isinstance(approximation, BlockDiagonal) and isinstance(base.stream, PermutedMNIST):
-        base = dataclasses.replace(base, limit=BLOCK_EXAMPLES)
+    if isinstance(approximation, BY_ROWS) and isinstance(base.stream, PermutedMNIST):
+        base = dataclasses.replace(base, limit=ROWS)
     regularizer = Regularizer(EWC(), approximation, history=Sum())
     return dataclasses.replace(base, regularizer=regularizer)
 
