@@ -63,9 +63,8 @@ def _preset(study: Study, preset: str) -> Section:
     settings = sorted(found, key=lambda s: (epochs(s), floats(s), s.order))
     if not settings:
         return Section(f"frontier-{preset}", _title(preset), [])
-    usual = [
-        s for s in settings if epochs(s) == epochs(settings[0])
-    ]  # of these it goes without saying
+    # how long the usual ones learn goes without saying
+    usual = [s for s in settings if epochs(s) == epochs(settings[0])]
     named = names(settings) | names(usual)
     blocks: list[Block] = [
         frontier_figure(
