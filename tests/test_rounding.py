@@ -235,6 +235,16 @@ def test_a_centre_is_not_far_along_what_is_hardly_held() -> None:
     assert all(float(c.norm()) < 2 for c in found)
 
 
+def test_a_centre_is_that_of_the_sum_and_a_share_of_its_diagonal() -> None:
+    turn = torch.linalg.qr(torch.randn(30, 30, dtype=torch.float64)).Q
+    matrix = turn @ torch.logspace(0, -6, 30, dtype=torch.float64).diag() @ turn.T
+    b, diagonal = torch.randn(30, dtype=torch.float64), matrix.diagonal()
+    c = centre(lambda v: matrix @ v, diagonal, b, 0.1)
+    torch.testing.assert_close(
+        c, torch.linalg.solve(matrix + 0.1 * diagonal.diag(), b), rtol=1e-2, atol=0.1
+    )
+
+
 def test_a_centre_changes_no_more_than_rounding_does() -> None:
     """Eigenvalues of every size, as networks have them: the weak ones are reached in part, and alike."""
     generator = torch.Generator().manual_seed(0)

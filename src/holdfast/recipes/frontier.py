@@ -38,7 +38,7 @@ SEARCHED = "ten-tasks"  # the stream on which strengths are chosen for all permu
 LENGTH = {"ten-tasks": 10, "twenty-tasks": 20, "fifty-tasks": 50}
 # Floats per parameter beside 1 (diagonal), 50 (the paper's sketch) and thin products; the middle first.
 BUDGETS = (10, 5, 25)
-# These need every row written out: of all examples of a task that takes as long as ten runs without them.
+# These need every row written out: of all examples of all tasks that takes more than ten minutes a run.
 BY_ROWS, ROWS = (BlockDiagonal, DenseSketch, Nystrom, SRHT), 10_000
 
 
