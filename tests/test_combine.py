@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import holdfast as hf
+import kronecker_oracle
 import reference
 from holdfast import memory
 from holdfast import penalty as penalty_module
@@ -277,32 +278,47 @@ def test_what_merging_drops_becomes_diagonal(shrink: bool, anchor: str) -> None:
     close(found[1].matrix.parts[1].dense(), reference.best_rank(stacked, rank, shrink))
     if anchor == "latest":
         return
-    # Every eigenvector u of the stacked rows has the value λ, of which a share is kept. Its row is
-    # f = √λ u; the old task, seen from the new anchor, adds e = uᵀ L d / √λ to it.
-    d = at[1] - at[0]
-    values, vectors = torch.linalg.eigh(stacked)
-    values, vectors = values.flip(0)[: 2 * rank], vectors.flip(1)[:, : 2 * rank]
-    shares = torch.tensor([1.0, 1, 0, 0], dtype=DOUBLE)
-    if shrink:
-        shares[:rank] = 1 - values[rank] / values[:rank]
-    probe = nudge(CASES["mlp"].model(), seed=9)
-    delta = flat(probe) - at[1]
-    old_diagonal = old_weight * (W[0].square().sum(0) - low[0].diagonal())
-    new_diagonal = new_weight * (W[1].square().sum(0) - low[1].diagonal())
-    q = (old_diagonal * (delta + d).square()).sum() + (new_diagonal * delta.square()).sum()
-    for value, u, share in zip(values, vectors.T, shares, strict=True):
-        f, e = value.sqrt() * u, old_weight * u @ low[0] @ d / value.sqrt()
-        q = q + share * (f @ delta + e).square()
-        shortest = e * f / (f @ f)
-        spread = (f.square() * (delta + shortest).square()).sum()
-        missing = e * e - (f.square() * shortest.square()).sum()
-        assert missing >= 0
-        q = q + (1 - share) * (spread + missing)
-    close(found[1](probe).detach(), 0.5 * q, 1e-8)
-    here = nudge(CASES["mlp"].model(), seed=0)
-    nudge(here, seed=1)
-    old_value = 0.5 * old_weight * d @ (low[0] + (W[0].T @ W[0] - low[0]).diagonal().diag()) @ d
-    close(found[1](here).detach(), old_value)
+    d, delta = at[1] - at[0], flat(probe := nudge(CASES["mlp"].model(), seed=9)) - at[1]
+    terms = [own + (w.T @ w - own).diagonal().diag() for own, w in zip(low, W, strict=True)]
+    old, total = old_weight * terms[0], old_weight * terms[0] + new_weight * terms[1]
+    merged = found[1].matrix.dense()
+    b, k = kronecker_oracle.recentred(total, merged, old @ d, d @ old @ d)
+    close(found[1](probe).detach(), 0.5 * (delta @ merged @ delta + 2 * b @ delta + k), 1e-6)
+
+
+@pytest.mark.parametrize(
+    "approximation",
+    [
+        hf.DiagonalPlusLowRank(2, group=1),
+        hf.DiagonalPlusLowRank(8, group=1),
+        hf.KroneckerPlusLowRank(2, group=1),
+        hf.KroneckerPlusLowRank(8, group=1),
+    ],
+)
+def test_the_minimum_of_merged_tasks_is_worth_having(approximation: hf.Approximation) -> None:
+    """Where the merged penalty leads, the penalties of all tasks are low together."""
+    case, model = CASES["mlp"], CASES["mlp"].model()
+    recipe = hf.Regularizer(hf.EWC(), approximation, 1.0, anchor="each")
+    found, alone, anchors = None, [], []
+    for task in range(5):
+        nudge(model, seed=task)
+        data = [case.columns(12, seed=task)]
+        alone.append(recipe.consolidate(model, data, seed=SEED).matrix.dense())
+        found = recipe.consolidate(model, data, previous=found, seed=SEED)
+        anchors.append(flat(model))
+    assert found is not None
+
+    def together(at: torch.Tensor) -> float:
+        each = zip(anchors, alone, strict=True)
+        return float(sum((at - anchor) @ matrix @ (at - anchor) for anchor, matrix in each))
+
+    pulls = sum(matrix @ anchor for matrix, anchor in zip(alone, anchors, strict=True))
+    best = torch.linalg.pinv(sum(alone), hermitian=True) @ pulls
+    zero = torch.zeros_like(anchors[-1])
+    b = found.matrix.value_and_product(zero, found.offset)[1]
+    merged = anchors[-1] - torch.linalg.pinv(found.matrix.dense(), hermitian=True) @ b
+    start, least = together(anchors[-1]), together(best)
+    assert together(merged) - least < 0.2 * (start - least)
 
 
 def test_dropped_rows_never_make_the_penalty_negative() -> None:

@@ -188,7 +188,7 @@ def test_a_search_stands_with_its_preset_and_its_grid(tmp_path: Path) -> None:
     fill(tmp_path, "permuted-mnist", "paper")
     write(tmp_path)
     text = (tmp_path / "report.md").read_text()
-    fair, paper = (_part(text, f"Strengths chosen on validation data: `{p}`") for p in PRESETS)
+    fair, paper = (_part(text, f"Strengths tried on validation data: `{p}`") for p in PRESETS)
     assert "factors of √10" in fair
     assert "factors of 10)" in paper
     assert "√10" not in paper
@@ -277,7 +277,7 @@ def test_a_search_that_is_worse_than_nothing_is_not_called_finished(tmp_path: Pa
             path.write_text(json.dumps(data))
     write(tmp_path)
     table = _part(
-        (tmp_path / "report.md").read_text(), "Strengths chosen on validation data: `fair`"
+        (tmp_path / "report.md").read_text(), "Strengths tried on validation data: `fair`"
     )
     assert table.count("| worse than holding nothing |") == table.count("| EWC") + table.count(
         "| MAS"

@@ -161,6 +161,94 @@ def test_an_expert_seen_with_another_number_of_tokens_is_not_read_again() -> Non
     assert wrong < 0.05, "batches before that moment may be read wrongly, no others"
 
 
+class Picking(nn.Module):
+    """A layer sees the tokens under a mask: as many as there are examples, and not one of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.picked, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask, z = x[:, :, 0] > 0, self.inner(x).tanh()
+        out = z.clone()
+        out[mask] = self.picked(z[mask]).tanh()
+        return self.head(out.mean(1))
+
+
+def picked(order: Sequence[int], seed: int) -> list[Batch]:
+    """Batches of sixteen examples of five tokens, some picked, on average one."""
+    data = []
+    for x, y in batches(3, 16, 5, 6):
+        x[:, :, 0] = -x[:, :, 0].abs()
+        for i in range(16):
+            x[i, : order[(i + seed) % len(order)], 0] *= -1
+        data.append((x, y))
+    return data
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_as_many_tokens_as_examples_are_not_taken_for_them(seed: int) -> None:
+    torch.manual_seed(seed)
+    model, data = Picking().double(), picked((1, 1, 2, 0, 1, 1, 0, 2), seed)
+    W = rows(model, data)
+    own = slice(42, 84)
+    exact = W[:, own].square().sum() / len(W)
+    check(model, data)
+    for approximation in (
+        hf.Kronecker(correction="eigen"),
+        hf.KroneckerPlusLowRank(rank=2, group=1),
+    ):
+        found = consolidate(approximation, model, data).diagonal()[own].sum()
+        torch.testing.assert_close(found, exact)
+
+
+def test_one_token_of_every_example_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever order they are in: nothing is written out, row by row."""
+    torch.manual_seed(0)
+    model, data = Sorted().double(), picked((1,), 0)
+    check(model, data)
+
+    def refused(*_: object, **__: object) -> None:
+        raise AssertionError("a layer was not read")
+
+    monkeypatch.setattr("holdfast.gradients.Gradients.rows", refused)
+    consolidate(hf.Diagonal(), model, data)
+
+
+class Sorted(Picking):
+    """The same in an order of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask, z = x[:, :, 0] > 0, self.inner(x).tanh()
+        one = z[mask]
+        order = one[:, 0].argsort()
+        out = torch.empty_like(one)
+        out[order] = self.picked(one[order]).tanh()
+        return self.head(out + z.mean(1))
+
+
+def test_an_embedding_with_sparse_gradients() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(7, 4, sparse=True), Averaging(), nn.Linear(4, 3)).double()
+    dense = nn.Sequential(nn.Embedding(7, 4), Averaging(), nn.Linear(4, 3)).double()
+    dense.load_state_dict(model.state_dict())
+    draw = torch.Generator().manual_seed(0)
+    data = [
+        (torch.randint(7, (8, 5), generator=draw), torch.randint(3, (8,), generator=draw))
+        for _ in range(3)
+    ]
+    for approximation in (hf.Diagonal(), hf.Kronecker(rank=64), hf.KroneckerPlusLowRank(rank=2)):
+        found, expected = (consolidate(approximation, m, data).dense() for m in (model, dense))
+        torch.testing.assert_close(found, expected)
+
+
+class Averaging(nn.Module):
+    """Over positions."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(1)
+
+
 class Heads(nn.Module):
     """One of several heads is in use."""
 

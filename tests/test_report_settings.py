@@ -145,15 +145,15 @@ def test_names_say_what_differs_and_nothing_else(tmp_path: Path) -> None:
     ("runs", "command"),
     [
         ([({}, 2)], "--preset fair --seeds 2"),
-        ([({"epochs": 5}, 2)], "--preset fair --seeds 2 --epochs 5"),
+        ([({"epochs": 5}, 2)], "--preset fair --seeds 2 --only count_sketch --epochs 5"),
         (
             [({"epochs": 5, "train_size": 600}, 1)],
-            "--preset fair --seeds 1 --epochs 5 --train-size 600",
+            "--preset fair --seeds 1 --only count_sketch --epochs 5 --train-size 600",
         ),
         (
             [({}, 3), ({"epochs": 5}, 1)],
             "--preset fair --seeds 3 && holdfast reproduce permuted-mnist --preset fair --seeds 1 "
-            "--epochs 5",
+            "--only count_sketch --epochs 5",
         ),
         (
             [({}, 3), ({"approximation": Diagonal()}, 5), ({"approximation": LowRank(50)}, 3)],
@@ -193,7 +193,8 @@ def test_the_command_of_another_network_and_stream(tmp_path: Path) -> None:
     save(tmp_path, dataclasses.replace(found, stream=stream, model=model))
     command = read(tmp_path).command("paper")
     changes = "--train-size 10 --set model.depth=10 --set stream.augmentation=null"
-    assert command == f"holdfast reproduce cifar100 --preset paper --seeds 1 {changes}"
+    plain = "holdfast reproduce cifar100 --preset paper --seeds 1 --only count_sketch"
+    assert command == f"{plain} {changes}"
     settings = [word for word in command.split() if word.startswith(("model", "stream"))]
     settings.append("stream.train_size=10")
     assert change_all(found, settings) == dataclasses.replace(found, stream=stream, model=model)
@@ -209,7 +210,7 @@ def test_the_command_names_the_precision_that_was_asked_for(
     half = dataclasses.replace(example(epochs=3), storage="bfloat16")
     save(tmp_path, half)
     save(tmp_path, dataclasses.replace(half, storage=searched, role="tune"))
-    plain = "holdfast reproduce permuted-mnist --preset fair --seeds 1"
+    plain = "holdfast reproduce permuted-mnist --preset fair --seeds 1 --only count_sketch"
     assert read(tmp_path).command("fair") == plain + options
 
 
@@ -219,10 +220,13 @@ def test_the_command_of_all_presets(tmp_path: Path) -> None:
     for preset in ("fair", "paper"):
         save(tmp_path / "two", example(preset, epochs=5 if preset == "fair" else 20), 2)
     plain = "holdfast reproduce permuted-mnist --preset"
-    assert read(tmp_path / "all").command("all") == f"{plain} all --seeds 2 --epochs 5"
+    assert (
+        read(tmp_path / "all").command("all")
+        == f"{plain} all --seeds 2 --only count_sketch --epochs 5"
+    )
     assert (
         read(tmp_path / "two").command("all")
-        == f"{plain} paper --seeds 2 && {plain} fair --seeds 2 --epochs 5"
+        == f"{plain} paper --seeds 2 && {plain} fair --seeds 2 --only count_sketch --epochs 5"
     )
 
 

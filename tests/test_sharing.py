@@ -83,7 +83,7 @@ def test_a_reproduction_says_what_it_takes_over(
     out = io.StringIO()
     display = Lines(Console(file=out, width=200))
     summary = reproduce(RECIPES["toy"], request, tmp_path / "toy", display, budget=1e-6)
-    assert "1 run of other studies is the same work and is taken over" in out.getvalue()
+    assert "1 run of other studies or presets is the same work and is taken over" in out.getvalue()
     assert summary.kept == 1
     assert known == [one.kind]
 

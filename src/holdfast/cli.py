@@ -161,10 +161,14 @@ def reproduce(
                 budget=budget,
             )
         if summary.left:
-            typer.echo(
-                f"{len(summary.left)} runs do not fit into the time budget; the same command goes on."
-            )
-        typer.echo(f"{summary.ran} runs finished, {summary.kept} were there already.")
+            left = len(summary.left)
+            fit = "run does not fit" if left == 1 else "runs do not fit"
+            typer.echo(f"{left} {fit} into the time budget; the same command goes on.")
+        ran, kept = summary.ran, summary.kept
+        typer.echo(
+            f"{ran} {'run' if ran == 1 else 'runs'} finished, {kept} {'was' if kept == 1 else 'were'} "
+            "there already."
+        )
         for label, reason in summary.failed:
             typer.echo(f"failed: {label}: {reason}", err=True)
         if summary.ran + summary.kept:
@@ -255,6 +259,10 @@ def report(
         if format == "json":
             from holdfast.report import rows
 
+            if out is not None:
+                raise ValueError(
+                    "json goes to standard output: --out is for html; redirect it with >"
+                )
             typer.echo(json.dumps(rows(folder), indent=1, ensure_ascii=False))
             return
         with writing(out or folder):

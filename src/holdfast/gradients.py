@@ -24,9 +24,9 @@ from holdfast.writing import Writing
 
 __all__ = ["CouplingWarning", "Gradients", "VectorisationWarning"]
 
-ROW_BYTES = (
-    2**26
-)  # 64 MiB: what a block of written-out rows may take; the C library keeps such pieces
+# 64 MiB: what a block of written-out rows may take; the C library keeps such pieces
+ROW_BYTES = 2**26
+_UNVECTORISED = (RuntimeError, ValueError, TypeError, AssertionError)  # the last: dynamo's
 Forward = Callable[[nn.Module, Any], Any]
 
 
@@ -228,6 +228,32 @@ class Gradients:
     def _vector_rows(
         self, examples: Examples, chosen: Sequence[int], room: Tensor | None
     ) -> Tensor | None:
+        potential = self._potential(examples)
+        held = {i: self._parameters[i].detach() for i in chosen}
+        try:
+            # the fused attention kernels have no batching rule; parameters that are not asked for
+            # must not bring a graph of their own
+            with sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+                found, values = vmap(grad_and_value(potential), in_dims=(None, 0, 0, 0))(
+                    held, list(examples.leaves), examples.which, examples.uniforms
+                )
+        except _UNVECTORISED as error:
+            # Whatever is wrong with the caller's functions shows again, unvectorised, one by one.
+            self.single_rows(examples.pick(slice(0, 1)))
+            reason = str(error).strip().splitlines()
+            self._give_up(reason[0] if reason else type(error).__name__)
+            return None
+        check_values(values.unsqueeze(1), examples.index)
+        rows = [found[i].reshape(len(examples), -1).to(self.like["dtype"]) for i in held]
+        block = torch.cat(rows, 1, out=room)
+        if not self._proven and not self._proves(block, examples, chosen):
+            self._give_up("the model reaches its parameters by a road that is not seen")
+            return None
+        return block
+
+    def _potential(self, examples: Examples) -> Callable[..., Tensor]:
+        """φ of one example without its batch: of (parameters by position, leaves, which value, uniform)."""
+
         def potential(
             held: dict[int, Tensor], leaves: Sequence[Tensor], which: Tensor, uniform: Tensor
         ) -> Tensor:
@@ -241,32 +267,21 @@ class Gradients:
             values = self._values(outputs, batch, uniform.unsqueeze(0))
             return values[0].gather(0, which.reshape(1)).squeeze(0)
 
-        held = {i: self._parameters[i].detach() for i in chosen}
+        return potential
+
+    def apart(self, examples: Examples) -> bool:
+        """Whether examples are computed side by side, without a look at what is in them."""
+        leaves = [leaf.clone() for leaf in examples.leaves]  # a network may write to its input
         try:
-            # the fused attention kernels have no batching rule; parameters that are not asked for
-            # must not bring a graph of their own
-            with sdpa_kernel(SDPBackend.MATH), torch.no_grad():
-                found, values = vmap(grad_and_value(potential), in_dims=(None, 0, 0, 0))(
-                    held, list(examples.leaves), examples.which, examples.uniforms
+            # with a graph, as everywhere: without one, modules take other roads
+            with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of operations that are vectorised slowly
+                vmap(self._potential(examples), in_dims=(None, 0, 0, 0))(
+                    {}, leaves, examples.which, examples.uniforms
                 )
-        except (
-            RuntimeError,
-            ValueError,
-            TypeError,
-            AssertionError,
-        ) as error:  # the last: dynamo's
-            # Whatever is wrong with the caller's functions shows again, unvectorised, one by one.
-            self.single_rows(examples.pick(slice(0, 1)))
-            reason = str(error).strip().splitlines()
-            self._give_up(reason[0] if reason else type(error).__name__)
-            return None
-        check_values(values.unsqueeze(1), examples.index)
-        rows = [found[i].reshape(len(examples), -1).to(self.like["dtype"]) for i in held]
-        block = torch.cat(rows, 1, out=room)
-        if not self._proven and not self._proves(block, examples, chosen):
-            self._give_up("the model reaches its parameters by a road that is not seen")
-            return None
-        return block
+        except _UNVECTORISED:
+            return False
+        return True
 
     def _give_up(self, reason: str) -> None:
         """From now on one backward pass per row."""
@@ -319,7 +334,7 @@ class Gradients:
             self.backward(value)
             for piece, parameter in zip(pieces, self._parameters, strict=True):
                 if parameter.grad is not None:
-                    gradient = parameter.grad.to(total.dtype)
+                    gradient = parameter.grad.to_dense().to(total.dtype)  # of an embedding: sparse
                     piece.addcmul_(gradient, gradient)
             self.forget()
         return total

@@ -51,7 +51,7 @@ class Process:
         for line in self._process.stdout:
             events.put((self, json.loads(line)))
         code = self._process.wait()
-        events.put((self, {"gone": f"its process ended with code {code}"}))
+        events.put((self, {"gone": f"its process {_ended(code)}"}))
 
     def _collect_errors(self) -> None:
         assert self._process.stderr is not None
@@ -88,3 +88,10 @@ class Process:
 
 Event = tuple[Process, dict[str, Any]]
 """A process, and what it says: progress, the end of its job, or its own."""
+
+
+def _ended(code: int) -> str:
+    """What an exit code means, as far as it is known."""
+    if code == -9:  # SIGKILL
+        return "was killed, by someone or because memory ran out; the same command goes on"
+    return f"ended with code {code}"

@@ -67,7 +67,7 @@ def reproduce(
                 remember(result)
             runs, verb = ("run", "is") if len(taken) == 1 else ("runs", "are")
             display.message(
-                f"{len(taken)} {runs} of other studies {verb} the same work and {verb} taken over"
+                f"{len(taken)} {runs} of other studies or presets {verb} the same work and {verb} taken over"
             )
             planned = _wanted(recipe, request, score)
         return planned

@@ -176,12 +176,19 @@ def load_all(
     found = {}
     for path in sorted((Path(folder) / "runs").glob("*.json")):
         try:
-            found[path.stem] = load(path)
+            found[path.stem] = _read(path)
         except BrokenResult as error:
             if report is None:
                 raise
             report(error)
     return found
+
+
+def _read(path: Path) -> Result:
+    try:
+        return load(path)
+    except OSError as error:  # no permission, a folder of that name
+        raise BrokenResult(f"{path} cannot be read ({error.strerror})") from error
 
 
 def _check_costs(result: Result) -> None:

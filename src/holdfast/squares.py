@@ -23,6 +23,7 @@ __all__ = ["Squares"]
 
 _PROBES = 2  # examples that go both ways: one could not tell examples from other dimensions
 _CANDIDATES = 16  # examples that they are chosen from
+_FIRST = 4  # batches that are looked at twice where a network may choose; later every power of two
 
 _Marked = tuple[Tensor, Tensor]  # how much examples count, the gradients of a layer's outputs
 _Owned = tuple[int, LayerShape, int | None]  # which layer, and the position of its bias
@@ -42,7 +43,10 @@ class Squares:
     ) -> None:
         self._gradients, self._parameters = weakref.proxy(gradients), parameters
         found = unshared(model, parameters)
-        self._tries = 0
+        self._tries, self._reads = 0, 0
+        self._apart: bool | None = (
+            None  # whether examples go their ways without a choice among entries
+        )
         self._sites = [
             Site(module, held, [parameters[i] for i in held.values()])
             for _, module, held in found
@@ -66,7 +70,8 @@ class Squares:
             layers: What the reader hears of.
             reader: Takes pairs or rows.
             ordered: Whether the reader needs the examples in their order in every layer, which is then
-                proven for this batch: sums do not depend on it, rows do.
+                proven for this batch: sums do not depend on it, rows do. What both need, an entry for every
+                example, is looked at now and then where the network may choose its entries.
         """
         if any(not site.certain for site in self._sites) and len(examples) > 1:
             self._prove(examples)
@@ -102,7 +107,8 @@ class Squares:
         sites = [site for site in self._sites if site.certain]
         if not sites:
             return set()
-        shown = self._marked(sites, examples) if ordered and len(examples) > 1 else {}
+        twice = len(examples) > 1 and (ordered or self._due(examples))
+        shown = self._marked(sites, examples) if twice else {}
         untouched, pieces = self._pass(sites, examples), self._gradients.space.split(out)
         watched = {i for site in sites for i in site.positions.values()}
         told = set()  # the reader hears of every layer that is its own
@@ -113,13 +119,30 @@ class Squares:
             held = set(site.positions.values())
             if not site.calls:
                 done |= (held & untouched) - told
-            elif site.readable(len(examples)) and held <= untouched and _in_order(site, shown):
+            elif (
+                site.readable(len(examples))
+                and held <= untouched
+                and (_in_order(site, shown) or (not ordered and _one_each(site, shown)))
+            ):
                 self._take(site, pieces, owned, reader)
                 done |= held
             else:  # what was proven does not hold: it is not believed again
                 self._sites.remove(site)
             site.reset()
         return done
+
+    def _due(self, examples: Examples) -> bool:
+        """Whether the entries of layers may be others than examples in this batch, and shall be looked at.
+
+        A network that picks entries, the tokens under a mask for instance, may give a layer as many as there
+        are examples without giving it one of each. It cannot be vectorised: what it picks depends on data.
+        Nor can many that pick nothing, so a layer that has stood the test is not tested with every batch.
+        """
+        if self._apart is None:
+            self._apart = self._gradients.apart(examples.pick(slice(0, _PROBES)))
+        self._reads += 1
+        first_or_power = self._reads <= _FIRST or not self._reads & (self._reads - 1)
+        return not self._apart and first_or_power
 
     def _marked(self, sites: Sequence[Site], examples: Examples) -> dict[Site, _Marked]:
         """What comes back when every example counts differently, and how much each counts."""
@@ -212,3 +235,17 @@ def _in_order(site: Site, shown: Mapping[Site, _Marked]) -> bool:
     marks, marked = shown[site]
     expected = site.gradient * marks.view(-1, *[1] * (site.gradient.dim() - 1)).to(site.gradient)
     return marked.shape == expected.shape and site.agree(marked, expected)
+
+
+def _one_each(site: Site, shown: Mapping[Site, _Marked]) -> bool:
+    """Whether every entry of a layer grew with the mark of one example, and no two with the same."""
+    marks, marked = shown[site]
+    if site.gradient is None or marked.shape != site.gradient.shape:
+        return False
+    found, grown = (g.flatten(1).to(marks.dtype) for g in (site.gradient, marked))
+    size = found.square().sum(1)
+    factor = (found * grown).sum(1) / size.clamp(min=torch.finfo(size.dtype).tiny)
+    owner = (factor.unsqueeze(1) - marks).abs().argmin(1)
+    some = size > 0
+    alone = len(owner[some].unique()) == int(some.sum())
+    return alone and site.agree(grown, found * marks[owner].unsqueeze(1))

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from holdfast.approximation.base import Approximation, Setting
@@ -30,9 +29,8 @@ class DiagonalPlusLowRank(Approximation):
     those of the rows, and is clamped at zero there.
 
     Histories add the diagonals, and what truncation drops from the stacked factors moves into the diagonal,
-    so that the diagonal of the sum stays exact. With ``anchor="each"`` a dropped row, which held
-    :math:`(f^\top\delta + e)^2`, pulls to the nearest point that fulfils :math:`f^\top\delta = -e`; the value
-    at θ* stays what it was.
+    so that the diagonal of the sum stays exact. With ``anchor="each"`` the merged penalty has its minimum
+    where the sum of both has it, and the same value there, as nearly as some hundred products tell.
 
     Args:
         rank: Rows of F.
@@ -87,14 +85,11 @@ class DiagonalPlusLowRank(Approximation):
         pull, e = old.offsets(offset)
         values = diagonal.diagonal() + more.diagonal()
         factor, e = stack(low, e, other)
-        if self.merge == "rows" and len(factor.factor) > self.rank:
-            factor, e, dropped = truncated(factor, e, self.rank, self.shrink)
-            turned = torch.zeros_like(values)
-            for first in range(0, len(values), _COLUMNS):
-                part = slice(first, first + _COLUMNS)
-                rows = dropped.columns(part)
-                values[part] += rows.square().sum(0)
-                turned[part] = dropped.steps @ rows.pow(3)
-            if pull:
-                pull = pull[0].to(values.dtype) + turned, pull[1] + dropped.e.square().sum()
-        return SumMatrix([DiagonalMatrix(values), factor]), (*pull, *e)
+        if self.merge == "stack" or len(factor.factor) <= self.rank:
+            return SumMatrix([DiagonalMatrix(values), factor]), (*pull, *e)
+        kept, dropped = truncated(factor, self.rank, self.shrink)
+        for first in range(0, len(values), _COLUMNS):
+            part = slice(first, first + _COLUMNS)
+            values[part] += dropped.columns(part).square().sum(0)
+        merged = SumMatrix([DiagonalMatrix(values), kept])
+        return merged, merged.recentred_as([old, new], offset)

@@ -212,10 +212,7 @@ class Kronecker(Approximation):
         if self.merge == "stack":
             return old + new, offset
         merged = old.combined(new, self._merge)
-        if not offset:
-            return merged, ()
-        rounding = torch.finfo(offset[0].dtype).eps  # of products; twice as many digits are safe
-        return merged, merged.centred_as([old, new], offset, rounding**0.5)
+        return merged, merged.recentred_as([old, new], offset)
 
     def _merge(self, one: KroneckerBlock, two: KroneckerBlock) -> KroneckerBlock:
         return (averaged if self.merge == "average" else nearest)(one, two, self.rank)

@@ -118,15 +118,15 @@ class KroneckerPlusLowRank(Approximation):
         assert isinstance(low, FactoredMatrix)
         assert isinstance(other, FactoredMatrix)
         pull, e = old.offsets(offset)
-        merged, pull = self.kronecker.add(products, pull, more)
         factor, e = stack(low, e, other)
-        if self.merge == "rows" and len(factor.factor) > self.rank:
-            factor, e, dropped = truncated(factor, e, self.rank, self.shrink)
-            assert isinstance(merged, KroneckerMatrix)
-            merged, turned = _with(merged, dropped)
-            if pull:
-                pull = pull[0].to(turned.dtype) + turned, pull[1] + dropped.e.square().sum()
-        return SumMatrix([merged, factor]), (*pull, *e)
+        if self.merge == "stack" or len(factor.factor) <= self.rank:
+            merged, pull = self.kronecker.add(products, pull, more)
+            return SumMatrix([merged, factor]), (*pull, *e)
+        averaged, _ = self.kronecker.add(products, (), more)
+        kept, dropped = truncated(factor, self.rank, self.shrink)
+        assert isinstance(averaged, KroneckerMatrix)
+        whole = SumMatrix([_with(averaged, dropped), kept])
+        return whole, whole.recentred_as([old, new], offset)
 
     def embed(self, matrix: PSDMatrix, space: ParameterSpace, index: Tensor) -> PSDMatrix:
         assert isinstance(matrix, SumMatrix)
@@ -151,24 +151,19 @@ def _without(block: KroneckerBlock, total: Tensor, rows: Tensor) -> KroneckerBlo
     return block.with_parts({"values": values.clamp(min=0)})
 
 
-def _with(matrix: KroneckerMatrix, dropped: Dropped) -> tuple[KroneckerMatrix, Tensor]:
-    """The products with dropped rows added, and the pull of those; see :class:`Dropped`."""
+def _with(matrix: KroneckerMatrix, dropped: Dropped) -> KroneckerMatrix:
+    """The products with dropped rows added."""
     rows = dropped.columns(slice(None))
-    rest, pull = matrix.spread(), dropped.steps @ rows.pow(3)
+    rest = matrix.spread()
     rest += rows.square().sum(0)
     blocks = []
     for block in matrix.blocks:
         layer = _cut(block, rows)
-        steps = dropped.steps.view(-1, 1, 1, 1)
-        G, A = block.outputs[0].to(rows.dtype), block.inputs[0].to(rows.dtype)
         if block.values is None:
-            lengths = layer.square().sum((1, 2, 3), keepdim=True)
             trace = block.trace().clamp(min=torch.finfo(rows.dtype).tiny)
-            turned = G @ ((lengths * layer * steps).sum(0) / trace) @ A
-            blocks.append(block.times((1 + lengths.sum() / trace).to(block.outputs.dtype)))
+            blocks.append(block.times((1 + layer.square().sum() / trace).to(block.outputs.dtype)))
         else:
+            G, A = block.outputs[0].to(rows.dtype), block.inputs[0].to(rows.dtype)
             within = G.mT @ layer @ A
-            turned = G @ (within.pow(3) * steps).sum(0) @ A.mT
             blocks.append(block.with_parts({"values": block.values + within.square().sum(0)}))
-        block.write(pull, turned)
-    return KroneckerMatrix.on(blocks, rest), pull
+    return KroneckerMatrix.on(blocks, rest)

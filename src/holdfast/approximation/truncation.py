@@ -31,17 +31,10 @@ def rotate(
 
 @dataclass(frozen=True)
 class Dropped:
-    r"""The rows that truncation takes from :math:`\lVert F\delta + e\rVert^2`, written out where asked for.
+    """The rows that truncation takes from a factor, written out where asked for."""
 
-    What holds them instead is much weaker along a row f than the row was, so that the row's own linear term
-    would pull too far. It should pull to the nearest point that the row allowed, :math:`-f e/\lVert
-    f\rVert^2`, and add :math:`e^2` at δ = 0.
-    """
-
-    factor: Tensor  # F
-    rotation: Tensor  # the rows that are dropped, in terms of those of F
-    e: Tensor
-    steps: Tensor  # e / ‖f‖²
+    factor: Tensor
+    rotation: Tensor  # the rows that are dropped, in terms of those of the factor
 
     def columns(self, part: slice) -> Tensor:
         """Some columns of the dropped rows."""
@@ -49,21 +42,15 @@ class Dropped:
 
 
 def truncated(
-    matrix: FactoredMatrix, offset: Offset, keep: int, shrink: bool = False
-) -> tuple[FactoredMatrix, Offset, Dropped]:
+    matrix: FactoredMatrix, keep: int, shrink: bool = False
+) -> tuple[FactoredMatrix, Dropped]:
     """What :func:`rotate` returns, and what it drops: all of it, nothing is counted twice."""
     F = matrix.factor
-    values, vectors, shares = _shares(matrix.gram(), keep, shrink)
+    _, vectors, shares = _shares(matrix.gram(), keep, shrink)
     some = shares < 1
-    kept = (vectors[:, :keep] * shares[:keep].sqrt()).T
-    lost = (vectors[:, some] * (1 - shares[some]).sqrt()).T
-    e = offset[0].to(values.dtype) if offset else values.new_zeros(len(F))
-    # rows that are rounding alone must not be divided by their length
-    lengths = (values * (1 - shares))[some].clamp(min=float(values[0]) * 1e-12 + 1e-300)
-    steps = (lost @ e) / lengths
-    dropped = Dropped(F, *(t.to(F.dtype) for t in (lost, lost @ e, steps)))
-    rotated = tuple((kept @ e).to(part.dtype) for part in offset)
-    return FactoredMatrix(kept.to(F.dtype) @ F), rotated, dropped
+    kept = (vectors[:, :keep] * shares[:keep].sqrt()).T.to(F.dtype)
+    lost = (vectors[:, some] * (1 - shares[some]).sqrt()).T.to(F.dtype)
+    return FactoredMatrix(kept @ F), Dropped(F, lost)
 
 
 def leading(gram: Tensor, keep: int, shrink: bool) -> tuple[Tensor, Tensor]:

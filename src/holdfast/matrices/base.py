@@ -178,6 +178,13 @@ class PSDMatrix(ABC):
         """
         return stored.centred_as([self], offset, _SHARE * eps) if offset else ()
 
+    def recentred_as(self, terms: Sequence["PSDMatrix"], offset: Offset) -> Offset:
+        """:meth:`centred_as` for what stands for a sum without being it; empty without an offset."""
+        if not offset:
+            return ()
+        rounding = torch.finfo(offset[0].dtype).eps  # of products; twice as many digits are safe
+        return self.centred_as(terms, offset, rounding**0.5)
+
     def centred_as(self, terms: Sequence["PSDMatrix"], offset: Offset, share: float) -> Offset:
         """The offset with which this matrix has its minimum, and its value there, where a sum has it.
 

@@ -16,7 +16,8 @@ from holdfast.report.cifar100 import cifar100_sections
 from holdfast.report.comparison import printed
 from holdfast.report.frontier import frontier_sections
 from holdfast.report.loading import Study, read
-from holdfast.report.measures import finals, summary
+from holdfast.report.measures import finals, floats, summary
+from holdfast.report.naming import epochs
 from holdfast.report.permuted_mnist import permuted_mnist_sections
 from holdfast.report.settings import Setting
 from holdfast.report.toy import toy_sections
@@ -72,9 +73,11 @@ def rows(results_dir: Path) -> list[dict[str, Any]]:
     Per row: ``importance`` and ``approximation`` (registry keys), their ``parameters``,
     ``history``, ``anchor``, ``strength``, ``original_diagonal``, ``preset``, ``mean`` and ``std``
     (per cent, ddof 1; null for one seed), ``seeds`` (how many), ``paper`` (the printed mean or
-    null), ``headline`` and ``command``. Exactly one row per (importance, approximation, preset) is
-    the headline, the paper's setting, and these come first. Baselines without a regularizer have
-    neither key and are in the report alone.
+    null), ``headline`` and ``command``; ``tasks``, ``epochs`` and ``images`` (a task's training examples in
+    words), ``storage``, ``limit`` (examples that consolidation looks at, null for all) and
+    ``floats_per_parameter`` (of the matrix). Exactly one row per (importance, approximation, preset) is
+    the headline, the paper's setting or the nearest to it, and these come first. Baselines without a
+    regularizer have neither key and are in the report alone.
     """
     study = read(Path(results_dir))
     reported = [s for s in study.settings if s.role == "report" and s.approximation is not None]
@@ -102,5 +105,11 @@ def _row(study: Study, setting: Setting, *, headline: bool) -> dict[str, Any]:
         "anchor": setting.anchor,
         "strength": setting.strength,
         "original_diagonal": setting.flattened,
+        "tasks": setting.runs[0].result.tasks,
+        "epochs": epochs(setting),
+        "images": setting.runs[0].result.experiment.stream.learnt,
+        "storage": setting.storage,
+        "limit": setting.limit,
+        "floats_per_parameter": floats(setting),
         "command": study.command(setting.preset),
     }

@@ -91,24 +91,27 @@ def _table(study: Study, preset: str, searches: Sequence[Selection]) -> Table:
         )
     return Table(
         f"choice-{preset}",
-        f"Strengths chosen on validation data: `{preset}`",
+        f"Strengths tried on validation data: `{preset}`",
         [
             Column("Method", numeric=False),
-            Column("Chosen λ"),
-            Column("Validation", help="Mean final validation accuracy at the chosen strength, %"),
+            Column("Best λ", help="Chosen, where it lies inside the grid"),
+            Column("Validation", help="Mean final validation accuracy at the best strength, %"),
             Column("Grid", help="Strengths that were tried, and the factor between them"),
             Column("Strengths"),
             Column(
                 "Optimum", numeric=False, help="Whether the best strength lies inside the grid"
             ),
             Column("Tuning seeds", help="They are not the reporting seeds"),
-            Column("Test accuracy", help="Mean ± standard deviation over the reporting seeds, %"),
+            Column(
+                "Test accuracy",
+                help="With that λ, on the reporting seeds: mean ± standard deviation, %",
+            ),
             Column("Seeds"),
         ],
         rows,
         "The choice looks at the validation data of all tasks, which a learner of a real stream "
         "would not have: it shows the best each method can do, by the same rule for all.",
-        study.command(preset),
+        study.one_by_one(preset) if study.tried_aside(preset) else study.command(preset),
     )
 
 
@@ -117,7 +120,14 @@ def _optimum(selection: Selection) -> Cell:
         return Cell("worse than holding nothing", "2", tone="bad")
     if selection.inside:
         return Cell("inside", "0", tone="good")
-    return Cell("at the end of the grid", "1", tone="bad")
+    if len(selection.grid) == 1:
+        return Cell("one strength so far", "1", tone="open")
+    return Cell("at the end of the grid so far", "1", tone="open")
+
+
+def _said(selection: Selection) -> str:
+    end = "" if selection.inside else " so far"
+    return f"is best at {strength_text(selection.chosen)}{end}"
 
 
 def _chosen(study: Study, setting: Setting) -> bool:
@@ -135,7 +145,7 @@ def sensitivity(study: Study, preset: str) -> Figure:
         for place, members in enumerate(groups, start=1):
             part = f", {place} of {len(groups)}" if len(groups) > 1 else ""
             title = f"{words(importance)}, {preset}{part}"
-            chosen = [f"{named[s.setting]} chooses {strength_text(s.chosen)}" for s in members]
+            chosen = [f"{named[s.setting]} {_said(s)}" for s in members]
             panels.append(
                 panel(
                     f"sensitivity-{preset}-{importance}" + f"-{place}" * bool(part),

@@ -1,12 +1,16 @@
 """The command that makes (or resumes) what is shown, with the options it was run with."""
 
+import functools
 import json
 import shlex
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
+from holdfast.approximation import APPROXIMATIONS
+from holdfast.configuration import key_of
+from holdfast.jobs import RunExperiment
 from holdfast.recipes import RECIPES
-from holdfast.recipes.recipe import ENDS
+from holdfast.recipes.recipe import ENDS, Request
 from holdfast.report.selection import cell
 from holdfast.report.settings import Setting
 from holdfast.report.standard import usual
@@ -53,6 +57,7 @@ def command(
 def _lines(start: str, settings: Sequence[Setting], searched: Container[str]) -> list[str]:
     """A command per set of options, the recipe's own scale first; one more for methods with more seeds."""
     seeds: dict[tuple[str, ...], dict[str, int]] = {}
+    planned = frozenset().union(*(_planned(s.recipe, s.preset) for s in settings))
     for setting in settings:
         options = _options(setting)
         if setting.storage != "float32" and cell(setting) in searched:
@@ -66,11 +71,31 @@ def _lines(start: str, settings: Sequence[Setting], searched: Container[str]) ->
             lines.append(" ".join([start, *options]))
             continue
         least, *more = sorted(set(counts.values()))
-        lines.append(" ".join([start, "--seeds", str(least), *options]))
+        # at another scale than the recipe's own, what was left out is not to be made
+        some = sorted(counts) if options and planned - counts.keys() else []
+        lines.append(" ".join([start, "--seeds", str(least), *_only(some), *options]))
         for number in more:
-            chosen = [f"--only {name}" for name in sorted(counts) if counts[name] == number]
-            lines.append(" ".join([start, "--seeds", str(number), *chosen, *options]))
+            chosen = [name for name in sorted(counts) if counts[name] == number]
+            lines.append(" ".join([start, "--seeds", str(number), *_only(chosen), *options]))
     return lines or [start]
+
+
+def _only(names: Sequence[str]) -> list[str]:
+    return [f"--only {name}" for name in names]
+
+
+@functools.cache
+def _planned(recipe: str, preset: str) -> frozenset[str]:
+    """The approximations a preset is made of, and whether it has the ends of the scale."""
+    if recipe not in RECIPES or preset not in RECIPES[recipe].presets:
+        return frozenset()
+    jobs = RECIPES[recipe].jobs(Request((preset,), seeds=1), lambda _: None)
+    runs = [job.experiment for job in jobs if isinstance(job, RunExperiment)]
+    return frozenset(
+        ENDS if run.regularizer is None else key_of(APPROXIMATIONS, run.regularizer.approximation)
+        for run in runs
+        if run.regularizer is not None or run.role == "report"
+    )
 
 
 def _options(setting: Setting) -> tuple[str, ...]:

@@ -1,21 +1,22 @@
 """The picture of the frontier: accuracy against memory and, beside it, against time."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from holdfast.report.blocks import Figure
+from holdfast.report.blocks import Figure, amount
 from holdfast.report.figures import colour, line, panel, tidy, wrapped
 from holdfast.report.measures import Summary, finals, floats, mean_accuracy, summary
-from holdfast.report.naming import epochs
+from holdfast.report.naming import lengths
 from holdfast.report.settings import Setting, words
+from holdfast.report.standard import scale
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
-__all__ = ["frontier_figure"]
+__all__ = ["frontier_figure", "spread"]
 
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # of families that share a colour
 _TICKS = (0.005, 0.02, 0.05, 0.2, 0.5, 1, 2, 5, 10, 25, 50)  # floats per parameter
@@ -45,7 +46,7 @@ class _Family:
     points: tuple[_Point, ...]
     marker: str
     length: int
-    """The place of its epochs among those that were run."""
+    """The place of its scale among those that were run, the usual one first."""
 
     @property
     def best(self) -> float:
@@ -69,11 +70,11 @@ def frontier_figure(
         times: Of each beside a plain run, where it is known.
     """
     families = list(_families(settings, times))
-    ends = [s for s in settings if s.approximation is None]
+    ends = {named[s]: s for s in settings if s.approximation is None}
     said = "; ".join(
-        f"{named[s]} {mean_accuracy(s):.1f} per cent at {floats(s):.1f} floats"
+        f"{named[s]} {mean_accuracy(s):.1f} per cent"
+        + (f" at {amount(floats(s)).text} floats" if s.approximation is not None else "")
         for s in settings
-        if s.approximation is not None
     )
     lines = sum(wrapped(name).count("\n") + 1 for name in [f.name for f in families] + ["e"] * 4)
     drawn = panel(
@@ -88,59 +89,72 @@ def frontier_figure(
         f"frontier-{preset}",
         f"Accuracy against memory and time: {preset}",
         [drawn],
-        "Mean over seeds with one standard deviation, on logarithmic scales. Left: 32-bit numbers per "
-        "parameter beside the anchor. Right: processor time of training and consolidation, beside that "
-        "of a run in which nothing is held; runs from machines of different speed are made alike by the "
-        "time their tests took, which leaves differences of up to a third. Dashed: nothing is held (far "
-        "below the others it is in the legend alone); dotted: all tasks at once. The legend begins with "
-        "the best.",
+        " ".join(_caption({end.mode for end in ends.values()})),
     )
+
+
+def _caption(ends: Container[str]) -> Iterator[str]:
+    """What is seen, as far as it is there."""
+    yield (
+        "Mean over seeds with one standard deviation, memory and time on logarithmic scales. Left: 32-bit "
+        "numbers per parameter beside the anchor. Right: processor time of training and consolidation, "
+        "beside that of a run of the same length in which nothing is held; runs from machines of different "
+        "speed are made alike by the time their tests took, which leaves differences of up to a third."
+    )
+    if "sequential" in ends:
+        yield "Dashed: nothing is held (far below the others it is in the legend alone)."
+    if "joint" in ends:
+        yield "Dotted: all tasks at once."
+    yield "The legend begins with the best."
 
 
 def _families(settings: Sequence[Setting], times: Sequence[float | None]) -> Iterator[_Family]:
     """The families, the best first."""
-    lengths = sorted({epochs(s) for s in settings})
-    found: dict[str, list[_Point]] = {}
+    scales = list(dict.fromkeys(scale(s.experiment) for s in settings))  # the usual one first
+    found: dict[tuple[str, str], list[_Point]] = {}
     for setting, time in zip(settings, times, strict=True):
         accuracy = summary(list(finals(setting).values()))
         if setting.approximation is not None and accuracy is not None:
-            found.setdefault(_name(setting, lengths), []).append(_Point(setting, accuracy, time))
+            key = scale(setting.experiment), _name(setting, settings[0])
+            found.setdefault(key, []).append(_Point(setting, accuracy, time))
     used: dict[str, int] = {}
     families = []
-    for name, points in found.items():
+    for (own, name), points in found.items():
         first = points[0].setting
         place = used.setdefault(first.approximation or "", 0)
         used[first.approximation or ""] += 1
         marker = _MARKERS[place % len(_MARKERS)]
-        families.append(_Family(name, tuple(points), marker, lengths.index(epochs(first))))
+        families.append(_Family(name, tuple(points), marker, scales.index(own)))
     return iter(sorted(families, key=lambda family: -family.best))
 
 
-def _name(setting: Setting, lengths: Sequence[int]) -> str:
-    """What members of a family have in common; epochs where they are not the usual ones."""
+def _name(setting: Setting, usual: Setting) -> str:
+    """What members of a family have in common; how much they learn where that is not what is usual."""
     key = setting.approximation or ""
     said = [_NAMES.get(key, words(key)), *setting.variant]
     said += [setting.storage] if setting.storage != "float32" else []
     said += [f"from {setting.limit:,} examples"] if setting.limit is not None else []
-    said += [f"{epochs(setting)} epochs"] if epochs(setting) > lengths[0] else []
-    return ", ".join(said)
+    others = lengths(usual)
+    return ", ".join([*said, *(own for own in lengths(setting) if own not in others)])
 
 
 def _draw(
-    canvas: "Canvas", families: Sequence[_Family], ends: Sequence[Setting], title: str
+    canvas: "Canvas", families: Sequence[_Family], ends: Mapping[str, Setting], title: str
 ) -> None:
     left, right = canvas.subplots(1, 2, sharey=True)
     for family in families:
         _points(left, family, [(point.memory, point) for point in family.points], joined=True)
         timed = [(point.time, point) for point in family.points if point.time is not None]
         _points(right, family, timed, joined=False)  # a larger budget need not take longer
-    for end in ends:
+    for name, end in ends.items():
         mean = mean_accuracy(end)
         for axes in (left, right):
-            label = f"{end.label} {mean:.1f}"
+            label = f"{name} {mean:.1f}"
             axes.axhline(mean, color=colour(None), ls=line(end), lw=0.8, label=label)
     points = [point for family in families for point in family.points]
-    _focus(left, [point.accuracy for point in points], [mean_accuracy(end) for end in ends])
+    _focus(
+        left, [point.accuracy for point in points], [mean_accuracy(end) for end in ends.values()]
+    )
     _logarithmic(left, _TICKS, [point.memory for point in points])
     _logarithmic(right, _TIMES, [point.time for point in points if point.time])
     left.set_xlabel("floats per parameter")
@@ -166,6 +180,7 @@ def _focus(axes: "Axes", held: Sequence[Summary], ends: Sequence[float]) -> None
         return
     low = min(value.mean - (value.std if value.count > 1 else 0) for value in held)
     high = max(value.mean + (value.std if value.count > 1 else 0) for value in held)
+    high = min(high, 100.0)
     room = max(high - low, 2.0)
     near = [end for end in ends if low - room / 2 <= end <= high + room]
     axes.set_ylim(min([low, *near]) - 0.05 * room, max([high, *near]) + 0.08 * room)
@@ -181,7 +196,7 @@ def _points(
     axes.errorbar(
         [x for x, _ in points],
         [v.mean for v in values],
-        yerr=[v.std if v.count > 1 else 0 for v in values],
+        yerr=[list(side) for side in zip(*map(spread, values), strict=True)],
         color=shade,
         label=family.name,
         marker=family.marker,
@@ -192,6 +207,12 @@ def _points(
         lw=1.2,
         elinewidth=0.8,
     )
+
+
+def spread(value: Summary) -> tuple[float, float]:
+    """How far a bar reaches down and up: nothing is above all."""
+    std = value.std if value.count > 1 else 0.0
+    return std, min(std, 100.0 - value.mean)
 
 
 def _logarithmic(axes: "Axes", ticks: Sequence[float], places: Sequence[float]) -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from holdfast.recipes import RECIPES
 from holdfast.report.command import command
 from holdfast.report.headline import baselines, companions, headlines, primaries, sized
-from holdfast.report.selection import Selection, selections
+from holdfast.report.selection import Selection, searched, selections
 from holdfast.report.settings import PRESET_ORDER, Run, Setting, group
 from holdfast.report.standard import enough_seeds
 from holdfast.results import load_all
@@ -127,6 +127,23 @@ class Study:
             if (s.preset, s.importance, s.approximation, s.rank) == wanted:
                 return s
         return None
+
+    def tried_aside(self, preset: str) -> list[Setting]:
+        """The tuning runs of a preset whose reported strengths were all found elsewhere: made one by one."""
+        reported = [s for s in self.reported(preset) if s.strength is not None]
+        own = (s for s in reported if searched(s, self.selections.values()) == preset)
+        if not reported or next(own, None) is not None:
+            return []
+        return [s for s in self.settings if s.preset == preset and s.role == "tune"]
+
+    def one_by_one(self, preset: str) -> str:
+        """How the runs of :meth:`tried_aside` are made."""
+        seeds = sorted({seed for setting in self.tried_aside(preset) for seed in setting.seeds})
+        seed = f"--set seed={seeds[0]}" if seeds else ""
+        return (
+            f"holdfast run {self.recipe} --preset {preset} --set regularizer.approximation=NAME "
+            f"--set regularizer.strength=X {seed} --set role=tune --out FOLDER"
+        )
 
     def command(self, preset: str | None = None) -> str:
         """The command that makes (or resumes) what is shown."""

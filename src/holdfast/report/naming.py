@@ -5,12 +5,17 @@ from typing import Any
 
 from holdfast.report.settings import Setting
 
-__all__ = ["epochs", "names"]
+__all__ = ["epochs", "lengths", "names"]
 
 
 def epochs(setting: Setting) -> int:
     """Epochs a task."""
     return int(setting.experiment["training"]["epochs"])
+
+
+def lengths(setting: Setting) -> tuple[str, ...]:
+    """How much is learnt, in words: tasks, images and epochs."""
+    return tuple(spell(setting) for _, spell in _LENGTHS)
 
 
 def names(settings: Iterable[Setting]) -> dict[Setting, str]:
@@ -87,6 +92,12 @@ def _reset(setting: Setting) -> str:
     return "" if when == "task" else f"Adam anew: {when}"
 
 
+_LENGTHS: tuple[tuple[Callable[[Setting], object], Callable[[Setting], str]], ...] = (
+    (_tasks, lambda s: _counted(_tasks(s), "task")),
+    (_images, _images),
+    (epochs, lambda s: _counted(epochs(s), "epoch")),
+)
+
 # What may differ (None where it does not apply), and how it is said.
 _ASPECTS: tuple[tuple[Callable[[Setting], object], Callable[[Setting], str]], ...] = (
     (lambda s: s.flattened, lambda s: f"÷ {s.flattened}"),
@@ -94,7 +105,5 @@ _ASPECTS: tuple[tuple[Callable[[Setting], object], Callable[[Setting], str]], ..
     (_weight, _spell_weight),
     (lambda s: s.anchor, _anchor),
     (_reset, _reset),
-    (_tasks, lambda s: _counted(_tasks(s), "task")),
-    (_images, _images),
-    (epochs, lambda s: _counted(epochs(s), "epoch")),
+    *_LENGTHS,
 )

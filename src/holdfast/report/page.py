@@ -21,6 +21,7 @@ def render(study: Study, sections: Sequence[Section]) -> str:
     def rich(text: str) -> Markup:
         """Escaped text in which `code` and **weight** are marked up."""
         marked = re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text)))
+        marked = re.sub(r"(?<=\d) %", "\u00a0%", marked)  # a number and its sign stay together
         return Markup(re.sub(r"\*\*([^*]+)\*\*", r"<strong>\1</strong>", marked))
 
     def picture(panel: Panel) -> Markup:

@@ -54,6 +54,7 @@ def runs(study: Study) -> list[Block]:
         members = [s for s in study.settings if s.preset == preset]
         done = [run for s in members for run in s.runs]
         seeds = sorted({run.seed for s in members if s.role == "report" for run in s.runs})
+        aside = sum(len(s.runs) for s in study.tried_aside(preset))
         hours = sum(run.result.seconds["total"] for run in done) / 3600
         rows.append(
             [
@@ -62,7 +63,7 @@ def runs(study: Study) -> list[Block]:
                 count(len(done)),
                 Cell(f"{len(seeds)}", len(seeds), _ranges(seeds)),
                 number(hours, 2),
-                Cell(f"`{study.command(preset)}`", preset),
+                Cell(f"`{study.command(preset)}`", preset, _aside(study, preset, aside)),
             ]
         )
     everything = [run for s in study.settings for run in s.runs]
@@ -90,6 +91,15 @@ def runs(study: Study) -> list[Block]:
         notes.append(Text(["These files could not be read and were left out:"]))
         notes.append(Text(study.problems, bullets=True))
     return [table, *notes]
+
+
+def _aside(study: Study, preset: str, runs: int) -> str:
+    """How many runs no command of the recipe makes, and what made them."""
+    if not runs:
+        return ""
+    return (
+        f"{runs} {'run' if runs == 1 else 'runs'} of them one by one: {study.one_by_one(preset)}"
+    )
 
 
 def _environment(runs: Iterable[Run]) -> str:

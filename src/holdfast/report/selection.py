@@ -11,7 +11,7 @@ from holdfast.report.measures import Summary, summary
 from holdfast.report.settings import Setting
 from holdfast.report.standard import scale
 
-__all__ = ["Selection", "cell", "selections"]
+__all__ = ["Selection", "cell", "searched", "selections"]
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,36 @@ def selections(settings: Iterable[Setting]) -> dict[str, Selection]:
         floor = floors.get((members[0].preset, scale(members[0].experiment)))
         chosen[key] = Selection(members[0], tuple(points), floor)
     return chosen
+
+
+def searched(setting: Setting, selections: Iterable[Selection]) -> str | None:
+    """The preset on whose validation data the setting's strength is the best; None if it is so on none.
+
+    A longer stream may take over what was found on a shorter one, and half precision what was in full.
+    """
+    presets = {
+        found.setting.preset
+        for found in selections
+        if found.chosen == setting.strength
+        and not found.useless
+        and _method(found.setting) == _method(setting)
+        and (found.setting.preset != setting.preset or _stream(found.setting) == _stream(setting))
+    }
+    return setting.preset if setting.preset in presets else min(presets, default=None)
+
+
+def _method(setting: Setting) -> str:
+    """What identifies a method whatever its strength, its precision and its stream."""
+    apart = ("role", "preset", "stream", "storage", "regularizer")
+    rest = {k: v for k, v in setting.experiment.items() if k not in apart}
+    regularizer = setting.experiment.get("regularizer") or {}
+    return json.dumps(
+        [rest, {k: v for k, v in regularizer.items() if k != "strength"}], sort_keys=True
+    )
+
+
+def _stream(setting: Setting) -> object:
+    return {k: v for k, v in setting.experiment["stream"].items() if k != "source"}
 
 
 def _validation(setting: Setting) -> Summary | None:

@@ -22,8 +22,8 @@ __all__ = ["at_the_end", "mean_and_spread", "over_epochs", "scale"]
 SOFT = COLOURS["soft"][0]
 
 
-def scale(study: Study) -> Table:
-    """How large every preset was run: what stands beside its numbers."""
+def scale(study: Study) -> Table | None:
+    """How large every preset was run: what stands beside its numbers; None where nothing is reported."""
     rows = []
     for preset in study.presets:
         sizes: dict[tuple[int, float, int, str, int], set[int]] = {}
@@ -52,6 +52,8 @@ def scale(study: Study) -> Table:
                     Cell("–".join(map(str, sorted({min(seeds), max(seeds)}))), max(seeds)),
                 ]
             )
+    if not rows:
+        return None
     columns = [
         Column("Preset", numeric=False),
         Column("Tasks"),
