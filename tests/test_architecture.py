@@ -17,7 +17,8 @@ ROOT = Path(holdfast.__file__).parent
 # The library: what a training loop needs. Earlier modules never import later ones.
 CORE = """
     configuration autocast parameters hashing batches losses memory progress products
-    importance structure layers sites squares signed_sums finite writing gradients rows views regrouping
+    importance structure layers sites squares signed_sums finite coupling writing gradients
+    rows views regrouping
     kernels matrices approximation history
     penalty preservation regularizer storage analysis diagnosis
 """.split()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import holdfast as hf
-from holdfast.gradients import CouplingWarning
+from holdfast.coupling import CouplingWarning
 
 Batches = list[tuple[Tensor, Tensor]]
 
@@ -217,3 +217,18 @@ def test_a_model_that_mixes_the_examples_of_a_batch_is_reported() -> None:
     model = _Centred(5, 3).double()
     with pytest.warns(CouplingWarning, match="mixes the examples of a batch"):
         hf.Regularizer(hf.EWC(), hf.CountSketch(size=2)).consolidate(model, _data(), seed=0)
+
+
+def test_a_normalisation_by_the_batch_alone_is_refused_in_words() -> None:
+    model = nn.Sequential(
+        nn.Linear(5, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 3)
+    ).double()
+    with pytest.raises(ValueError, match=r"works on a batch and not on one example.*running ones"):
+        hf.Regularizer().consolidate(model, _data())
+
+
+def test_gradients_that_count_the_words_of_a_batch_are_reported() -> None:
+    words = nn.EmbeddingBag(7, 3, scale_grad_by_freq=True, mode="sum")
+    data = [(torch.randint(7, (4, 5)), torch.randint(3, (4,)))]
+    with pytest.warns(CouplingWarning, match="scale_grad_by_freq=True"):
+        hf.Regularizer(hf.EWC(), hf.CountSketch(2)).consolidate(words, data)

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
         Nystrom,
         Setting,
     )
+    from holdfast.coupling import CouplingWarning
     from holdfast.diagnosis import Diagnosis, diagnose
-    from holdfast.gradients import CouplingWarning, VectorisationWarning
+    from holdfast.gradients import VectorisationWarning
     from holdfast.history import HISTORIES, History, Mean, MovingAverage, Sum
     from holdfast.importance import EWC, IMPORTANCES, MAS, SCP, Custom, Importance
     from holdfast.matrices import (
@@ -127,7 +128,7 @@ _HOMES = {
     "Setting": "holdfast.approximation",
     "Diagnosis": "holdfast.diagnosis",
     "diagnose": "holdfast.diagnosis",
-    "CouplingWarning": "holdfast.gradients",
+    "CouplingWarning": "holdfast.coupling",
     "VectorisationWarning": "holdfast.gradients",
     "HISTORIES": "holdfast.history",
     "History": "holdfast.history",

@@ -197,6 +197,9 @@ def run(
 ) -> None:
     """Run one experiment, and print where its result is.
 
+    The network after its first task stays in the folder's checkpoints/, for other methods on the same stream;
+    holdfast reproduce removes it at its end.
+
     [dim]holdfast run toy --set training.epochs=20 --set seed=7[/]
     """
     with clear_errors(resumes=True):

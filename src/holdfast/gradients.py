@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from holdfast import batches
 from holdfast.batches import Examples
+from holdfast.coupling import check_alone, check_counted
 from holdfast.finite import check_parameters, check_rows, check_values
 from holdfast.importance import Importance, Loss
 from holdfast.parameters import ParameterSpace
@@ -22,7 +23,7 @@ from holdfast.signed_sums import SignedSums
 from holdfast.squares import Squares
 from holdfast.writing import Writing
 
-__all__ = ["CouplingWarning", "Gradients", "VectorisationWarning"]
+__all__ = ["Gradients", "VectorisationWarning"]
 
 # 64 MiB: what a block of written-out rows may take; the C library keeps such pieces
 ROW_BYTES = 2**26
@@ -32,10 +33,6 @@ Forward = Callable[[nn.Module, Any], Any]
 
 class VectorisationWarning(UserWarning):
     """Per-example gradients could not be vectorised; they are computed one by one."""
-
-
-class CouplingWarning(UserWarning):
-    """The value of an example changes with the batch it is in."""
 
 
 class Like(TypedDict):
@@ -92,6 +89,7 @@ class Gradients:
         self.sums = SignedSums(self, model, self._parameters)
         self.writing = Writing(self, model)
         check_parameters(space.names, self._parameters)
+        check_counted(model)
 
     def check(self, batch: Any) -> None:
         """Look at the first batch once: refuse what cannot work, learn the rows per example."""
@@ -109,16 +107,9 @@ class Gradients:
                 f"rows_per_example says {self.rows_per_example}; let both say the same"
             )
         if batches.size(batch) is not None:  # otherwise the first backward pass says it
-            alone = self.potentials(batches.cut(batch, slice(0, 1)), none)
+            first = batches.cut(batch, slice(0, 1))
+            alone = check_alone(lambda: self.potentials(first, none), values, self._rounding(0.01))
             self._dependent(alone)
-            if not torch.allclose(alone[0], values[0], rtol=self._rounding(0.01), atol=1e-3):
-                warnings.warn(
-                    f"the first example has the value {float(alone[0, 0].detach()):.4g} alone and "
-                    f"{float(values[0, 0]):.4g} in its batch: the model mixes the examples of a batch "
-                    "or draws random numbers, so the rows depend on how examples are batched",
-                    CouplingWarning,
-                    stacklevel=2,
-                )
 
     def count(self, batch: Any) -> int:
         """The number of examples in a batch that cannot be cut: the length of its outputs."""
