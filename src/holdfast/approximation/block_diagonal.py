@@ -25,8 +25,8 @@ class _State:
 class BlockDiagonal(Approximation):
     """Blocks of the flat parameter vector; everything between blocks is dropped.
 
-    Where a network grows in the middle, between tasks, blocks are cut anew, and what the old matrix held across the
-    new borders is dropped.
+    Where a network grows in the middle, between tasks, blocks are cut anew, and what the old matrix held
+    across the new borders is dropped.
 
     Args:
         size: Contiguous blocks of this many entries, across layer borders, the last one smaller.
